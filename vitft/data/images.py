@@ -1081,7 +1081,7 @@ def _read_facts(source: str | bytes, max_pixels: int) -> _ValueFacts | None:
     return None
 
 
-def is_dark(data: bytes) -> bool:
+def is_dark(source: str | bytes) -> bool:
     """Return whether an image has 16-bit values of which at most 14 bits are used."""
-    facts = _read_facts(data, MAX_PIXELS) if _has_wide_header(data) else None
+    facts = _read_facts(source, MAX_PIXELS) if _has_wide_header(source) else None
     return facts is not None and facts.kind == "16-bit" and facts.highest < 2**14

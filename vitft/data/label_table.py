@@ -329,6 +329,8 @@ def read_label_table(source: Path, spec: DataSpec) -> tuple[Images, RowError]:
             *(copy.notes if copy else ()), *unlabelled, *labels.notes, *table.notes(labels.names),
         ),
         table=source,
+        dates=columns.get("time", ""),
+        in_utc=True in table.zoned,
         shown=copy.data if copy else "",
         predicted=table.is_predicted(),
     )  # fmt: skip
@@ -533,7 +535,7 @@ class _Table:
         if not cell.strip():
             return None
         time, problem = parse_time(cell), f"{cell.strip()[:40]!r} is not a date of ISO 8601 or EXIF"
-        fix = "write it as 2024-02-01 or 2024-02-01 13:30, or ignore it with --set data.time=none"
+        fix = "write it as 2024-02-01 or 2024-02-01 13:30, or leave the cell empty"
         if time and {*self.zoned, time.tzinfo is not None} == {True, False}:
             problem = f"{cell.strip()[:40]!r} and other dates differ in having a time zone"
             time, fix = None, "write the time zone of all dates or of none"

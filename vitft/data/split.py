@@ -175,10 +175,12 @@ def _draw_latest(images: Images, sizes: _Array, parts: _Array, rate: float) -> l
     undated = images.where(np.isnat(images.column("time"))).rows
     if len(undated) > len(images.rows) / 10:
         raise DataError(
-            f"{len(undated):,} of {count(len(images.rows), 'image')} in {images.source} have no "
+            f"{len(undated):,} of {count(len(images.rows), 'image')} in {images.name} have no "
             f"date, e.g. {undated[0].path}",
-            fix="write the dates in a table and choose their column with --set data.time=COLUMN, "
-            "or use --split content",
+            fix=f"fill in the column {images.dates}, or use --split content"
+            if images.dates
+            else "write the dates in a table and choose their column with "
+            "--set data.time=COLUMN, or use --split content",
         )
     first = np.cumsum(sizes) - sizes
     times = np.maximum.reduceat(images.column("time").astype(np.int64), first)
@@ -189,7 +191,7 @@ def _draw_latest(images: Images, sizes: _Array, parts: _Array, rate: float) -> l
         starts = np.append(starts, len(free))  # the images held out before may be enough
     if not len(starts):
         raise DataError(
-            f"all images in {images.source} have the same date, so none of them are later",
+            f"all images in {images.name} have the same date, so none of them are later",
             fix="use dates with the time of day, or --split content",
         )
     later = sizes[free].sum() - np.append(0, np.cumsum(sizes[free]))[starts]  # images from each on
@@ -544,10 +546,13 @@ def log_dates(manifest: Images) -> None:
     ends = [times[[0, -1]].tolist() if len(times) else [] for times in (train, val)]
     days = not all(ends) or ends[0][1].date() != ends[1][0].date()  # else the time of day matters
     texts = [" to ".join(str(t.date() if days else t) for t in pair) or "none" for pair in ends]
-    text = f"training {texts[0]}, validation {texts[1]}"
     if late := int((val <= train[-1]).sum()) if len(train) else 0:
-        text += f". {count(late, 'validation image')} not later than all training images, because "
-        text += "of their group, their class or --like"
+        log.warning(
+            f"{late:,} of {count(len(manifest.val), 'validation image')} "
+            f"{'is' if late == 1 else 'are'} not later than all training images, because of their "
+            "group, their class or --like"
+        )
+    text = f"training {texts[0]}, validation {texts[1]}"
     text += f". {count(undated, 'image')} without a date" * bool(undated)
     log.info(labelled("Dates", text))
 

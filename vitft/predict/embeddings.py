@@ -14,12 +14,13 @@ import numpy as np
 from vitft.config.schema import require
 from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.image_table import Images, Row
-from vitft.data.images import MAX_PIXELS, check_any_readable, log_inspection
+from vitft.data.images import MAX_PIXELS, check_any_readable, in_order, is_dark, log_inspection
 from vitft.data.listed_files import check_some_exist
 from vitft.data.sources import sources
 from vitft.data.transforms import eval_view
 from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import check_weights_name
+from vitft.predict.engine import warn_of_dark
 from vitft.predict.output import in_utf8
 from vitft.system.files import temporary_file, writing
 from vitft.system.suggest import Spelling, option
@@ -127,6 +128,9 @@ def load_embedder(
         inspected = inspect_dataset(images, allow_bad=True, **options)
         log_inspection(inspected)
         check_any_readable(inspected)
+        if not pipeline.transform.grey_range:
+            files = (inspected.locate(row) for row in inspected.rows)
+            warn_of_dark(sum(in_order(is_dark, files, workers=extractor.workers)))
         log_cached_features(inspected, extractor.computed - before)
         paths, digests = zip(*((r.path, r.sha256) for r in inspected.rows), strict=True)
         vectors: _Vectors = extractor.rows(digests, view).numpy()

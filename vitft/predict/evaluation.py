@@ -39,7 +39,7 @@ from vitft.metrics.results import (
     read_results,
 )
 from vitft.models.find import find_model
-from vitft.predict.engine import DARK_NOTE, FIRST_PAGE_NOTE, LoadedImage, Pipeline
+from vitft.predict.engine import DARK_NOTE, FIRST_PAGE_NOTE, LoadedImage, Pipeline, warn_of_dark
 from vitft.predict.groups import answer_groups
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.request import Marks
@@ -174,9 +174,7 @@ def _warn_of_images(
         )
     if pages := noted[FIRST_PAGE_NOTE]:
         log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")
-    if dark := noted[DARK_NOTE]:
-        verb = "is" if dark == 1 else "are"
-        log.warning(f"{count(dark, 'image')} {verb} {DARK_NOTE}. Scale such images to 8 bits first")
+    warn_of_dark(noted[DARK_NOTE])
 
 
 def _warn_of_labels(

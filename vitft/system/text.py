@@ -122,12 +122,14 @@ def parse_time(text: str) -> datetime | None:
     """Return the time in a text in the format of ISO 8601 or EXIF, or None if it is another one.
 
     A year or a month means its beginning. The result has a time zone only if the text has one.
+    Dates in the years 1 and 9999 are null values of other programs.
     """
     plain = re.sub(r"^(\d{4})[:/](\d\d)[:/](\d\d)(?!\d)", r"\1-\2-\3", text.strip())
     if found := re.fullmatch(r"(\d{4})(-\d\d)?", plain):
         plain = f"{found[1]}{found[2] or '-01'}-01"
     with contextlib.suppress(ValueError):
-        return datetime.fromisoformat(plain)
+        time = datetime.fromisoformat(plain)
+        return time if datetime.min.year < time.year < datetime.max.year else None
     return None
 
 

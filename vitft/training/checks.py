@@ -36,9 +36,10 @@ from vitft.system.rundir import (
     plan_run,
     read_environment,
     resume_command,
+    run_path,
 )
 from vitft.system.suggest import Spelling, option
-from vitft.system.text import count, labelled, listing
+from vitft.system.text import count, labelled, listing, shell_quote
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ def check_request(
         log_data(folder, str(name))
     config = _with_weights(config, images=len(folder.rows))
     draws = {"--group-duplicates": config.data.group_duplicates}
-    draws["--split time"] = config.data.split == "time"
+    draws[f"--split {config.data.split}"] = config.data.split in ("time", "random")
     for name in (name for name, is_set in draws.items() if is_set and folder.layout == "split"):
         raise UsageError(
             f"{name} cannot be used: {config.data.path} has its own split",
@@ -105,6 +106,12 @@ def check_request(
         )
     if config.data.like:
         check_is_run(config.data.like, name="like")
+        before = read_run_config(run_path(config.data.like)).get("data", {}).get("split")
+        if config.data.split == "time" != before:
+            raise UsageError(
+                f"--like {config.data.like} was not split by time",
+                fix=f"remove --split time, or --like {shell_quote(config.data.like)}",
+            )
     if config.weights.name != "none":
         check_weights_name(
             config.weights.name,

@@ -4,8 +4,10 @@ Weights may be downloaded and caches filled, but nothing else is written. `--dry
 before any image is opened.
 """
 
+import hashlib
 import logging
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -155,8 +157,8 @@ def load_model(
         most = "up to " * (several is not pipeline)  # cross-validation will choose the blocks
         pipeline = several
     model, precision = pipeline.model, pipeline.precision
+    images = len(_expected_training_labels(folder, config.data))  # checks the dates of a table
     if config.optim.solver != "lbfgs":
-        images = len(_expected_training_labels(folder, config.data))
         optim = with_step_defaults(config.optim, config.train.layers, model, images)
         config = replace(config, optim=optim)
     if config.train.shard:
@@ -281,6 +283,13 @@ def split_images(
     if spec.split == "time":  # the dates of a table, or else those that were read from the images
         given = {row.path: row.time for row in listed}
         dates = [given[row.path] or row.time for row in images.rows]
+        mixed = (r.path for r in images.rows if images.in_utc and r.time and not given[r.path])
+        if path := next(mixed, ""):
+            raise DataError(
+                f"the date of {path} and other dates differ in having a time zone: its cell is "
+                "empty, and its EXIF data has the time of the camera",
+                fix=f"fill in the column {images.dates}, or write all dates without a time zone",
+            )
         images = images.with_column("time", dates)
     if fingerprints is not None and spec.group_duplicates:
         duplicates = group.main_only(fingerprints.duplicate_groups)
@@ -493,13 +502,19 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
     pipeline, _, config = load_model(folder, config, runtime, opens_images=False)
     model = pipeline.model
     labels = _expected_training_labels(folder, config.data)
+    by_dates = config.data.split == "time" and not _has_dates(folder, config.data)
     test = sum(file.split == "test" for file in folder.rows)
     kinds = count(len(folder.labels), "label")
     what = f"with {kinds}" if folder.labels else f"in {len(folder.classes)} classes"
+    parts = (
+        f"the latest {config.data.val_rate:.0%} are held out, once the dates are read"
+        if by_dates
+        else f"about {len(labels):,} for training and {len(folder.rows) - len(labels) - test:,} "
+        "for validation"
+    )
     plan = [
-        f"{count(len(folder.rows), 'image')} {what}, not opened yet: "
-        f"about {len(labels):,} for training and {len(folder.rows) - len(labels) - test:,} for "
-        f"validation{f', and {test:,} for the final test' * (test > 0)}",
+        f"{count(len(folder.rows), 'image')} {what}, not opened yet: {parts}"
+        f"{f', and {test:,} for the final test' * (test > 0)}",
         *folder.notes,
     ]
     spec = config.optim
@@ -527,10 +542,18 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
     log.info(f"dry run: nothing was trained. The run would be written to {out}")
 
 
+def _has_dates(folder: Images, spec: DataSpec) -> bool:
+    """Return whether a table has all dates of a split by time that does not depend on a run."""
+    return not spec.like and all(file.time for file in folder.rows)
+
+
 def _expected_training_labels(folder: Images, spec: DataSpec) -> list[int]:
     """Return the expected training labels, assuming that all files are readable and distinct."""
     if folder.layout == "split":
         return [file.label for file in folder.rows if file.split == "train"]
+    if spec.split == "time" and _has_dates(folder, spec):
+        keys = [hashlib.sha256(os.fsencode(file.path)).digest() for file in folder.rows]
+        return [file.label for file in split(folder.with_column("sha256", keys), spec).train]
     counts = Counter(file.label for file in folder.rows if file.split != "test")
     every = range(len(folder.classes))
     drawn = draw([counts[i] for i in every], spec.val_rate, spec.seed, at_least=1)

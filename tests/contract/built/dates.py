@@ -54,3 +54,8 @@ def one_after_the_other(folder: Path) -> None:
 def damaged(folder: Path) -> None:
     """Write nonsense in place of the dates."""
     photos(folder, text="0000:00:{:02} xx")
+
+
+def null(folder: Path) -> None:
+    """Write null dates of databases."""
+    photos(folder, text="0001:01:{:02} 00:00:00")
