@@ -59,7 +59,7 @@ from vitft.predict.request import PREDICT_DTYPES, Marks
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor, open_engine
 from vitft.report.notebook import Explanation, Predictions, trained_card
 from vitft.report.run_page import report_of_new_run
-from vitft.system.device import caller_state_preserved
+from vitft.system.device import caller_state_preserved, pick_device
 from vitft.system.errors import ImageError, UsageError
 from vitft.system.imports import require_extra
 from vitft.system.suggest import parameter, suggest
@@ -246,6 +246,7 @@ def embed(
     require(dtype in PREDICT_DTYPES, f"invalid dtype={dtype!r}", fix=fix)
     model, name = (None if one is None else os.fspath(one) for one in (run, weights))
     spec = chosen_weights(model, name, allow_pickle=allow_pickle, spell=parameter)
+    pick_device(device, spell=parameter)
     listed = list_images([os.fspath(name) for name in names])
     train = TrainSpec(device=device, precision=dtype, cache=os.fspath(cache))
     with caller_state_preserved(gpu=device != "cpu"):

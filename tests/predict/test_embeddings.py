@@ -117,7 +117,9 @@ def test_files_have_one_row_per_image_and_the_same_vectors(home: Path, tmp_path:
     assert embed(home, *words, str(tmp_path / "v.parquet")) == 0
 
     arrays, table = np.load(tmp_path / "v.npz"), pq.read_table(tmp_path / "v.parquet")
-    assert table.column_names == ["path", "sha256", "vector"] == [*arrays]
+    assert table.column_names == ["path", "sha256", "vector"] == [*arrays][:3]
+    for name in ("model", "precision"):
+        assert table.schema.metadata[name.encode()].decode() == arrays[name].item()
     assert str(table.schema.field("vector").type) == "fixed_size_list<element: float>[32]"
     for name in ("path", "sha256"):
         assert table[name].to_pylist() == arrays[name].tolist()
@@ -153,6 +155,21 @@ def test_a_path_may_be_relative(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len({*found.sha256}) == 1
 
 
+def test_vectors_of_different_models_are_told_apart(home: Path, tmp_path: Path) -> None:
+    options: Any = {"cache": "none", "device": "cpu"}
+    found = vitft.embed(home / "data", run=home / "run", **options)
+    own = vitft.embed(home / "data", weights=home / "w.safetensors", **options)
+    other = vitft.embed(home / "data", weights="demo", **options)
+    found.save(f"{tmp_path}/v.npz")
+
+    assert np.load(tmp_path / "v.npz")["model"].item() == found.model == own.model != other.model
+    assert len(found.most_similar(found.vector[0])) == 10
+    with pytest.raises(vitft.VitftError, match=r"shape .* instead of \(32,\)"):
+        found.most_similar(other.vector[0])
+    with pytest.raises(vitft.VitftError, match="cannot infer a format"):
+        found.save("v.csv")
+
+
 @pytest.mark.parametrize(
     ("images", "options", "problem"),
     [
@@ -161,6 +178,7 @@ def test_a_path_may_be_relative(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("-", {}, "standard input is empty"),
         ("data", {"weights": "demo"}, "cannot be combined"),
         ("data", {"dtype": "fp8"}, "invalid dtype='fp8'"),
+        ("data", {"device": "gpu"}, 'use device="auto"'),
     ],
 )
 def test_python_gets_an_error_with_a_fix(

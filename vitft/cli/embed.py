@@ -9,11 +9,10 @@ from vitft.cli.parser import Command
 from vitft.config.schema import require
 from vitft.config.sections import TrainSpec
 from vitft.data.images import open_image
-from vitft.data.listed_files import check_some_exist
-from vitft.predict.embeddings import chosen_weights, list_images, load_embedder
+from vitft.predict.embeddings import check_vector_file, chosen_weights, list_images, load_embedder
 from vitft.predict.output import check_output
 from vitft.predict.request import PREDICT_DTYPES, ProcessShard
-from vitft.system.imports import heavy_imports, require_extra
+from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step
 from vitft.system.text import count
 
@@ -42,19 +41,16 @@ def _embed_command(args: argparse.Namespace) -> int:
     """Write the vectors, print similar images, and return 3 if an image could not be read."""
     _check_options(args)
     weights = chosen_weights(args.run, args.weights, allow_pickle=args.allow_pickle)
-    if args.near is not None:
-        check_some_exist([args.near])
+    near = None if args.near is None else list_images([args.near])
+    if near is not None:
         open_image(args.near)  # an unreadable one is an error at once
     images = list_images(args.images, sys.stdin.buffer if sys.stdin else None)
     named = {k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None}
     with heavy_imports(loading_step(args.weights or args.run)):
         embed = load_embedder(args.run, weights, TrainSpec(**named, precision=args.dtype))
-    similar = query = None
-    if args.near is not None:
-        query = embed(list_images([args.near])).vector[0]
+    query = None if near is None else embed(near).vector[0]
     found = embed(images)
-    if query is not None:
-        similar = found.most_similar(query, args.top_k or 10)
+    similar = None if query is None else found.most_similar(query, args.top_k or 10)
     if args.out is not None:
         found.save(Path(args.out))
     fields = ("path", "similarity")
@@ -91,9 +87,5 @@ def _check_options(args: argparse.Namespace) -> None:
     require(is_alone, "vitft embed does not support several processes", fix=fix)
     if args.out is not None:
         out = Path(args.out)
-        fix = "use a name that ends with .parquet or .npz"
-        problem = f"cannot infer a format from the suffix of --out {out}"
-        require(out.suffix.lower() in (".npz", ".parquet"), problem, fix=fix)
-        if out.suffix.lower() == ".parquet":
-            require_extra("parquet", feature=f"--out {out}")
+        check_vector_file(out, name=f"--out {out}")
         check_output(out, ProcessShard(), resume=False)

@@ -956,10 +956,8 @@ def check_any_readable(inspected: Images) -> None:
     """Raise a DataError if no image is readable."""
     if not inspected.rows:
         path, reason = inspected.bad[0]
-        raise DataError(
-            f"none of the {count(len(inspected.bad), 'image')} can be read ({path}: {reason})",
-            fix="use undamaged images",
-        )
+        fix = "check the paths with vitft check, or use other files"
+        raise DataError(f"no image can be read: {path}: {reason}", fix=fix)
 
 
 def log_inspection(inspected: Images) -> None:

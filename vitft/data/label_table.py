@@ -440,7 +440,7 @@ class _Table:
         return given[0]
 
     def shown(self) -> str:
-        return listing((name[:40] for name in self.header), most=12) or "nothing"
+        return listing((name[:40] for name in self.header), most=12) or "none"
 
     def label_columns(self) -> Sequence[int]:
         """Return the indices of the label columns; for `*`, of those that may be one by name."""

@@ -224,8 +224,10 @@ def _is_list(name: str) -> bool:
     """Return whether the first line of a text or CSV file exists or is a web address."""
     with contextlib.suppress(DataError, UsageError):
         first, _ = next(_list_entries(name), (None, ""))
-        homes = (_list_folder(name), "") if first is not None else ()
-        return any(is_url(str(first)) or os.path.lexists(f"{home}{first}") for home in homes)
+        if first is None:
+            return Path(name).suffix.lower() in TABLE_SUFFIXES
+        homes = (_list_folder(name), "")
+        return any(is_url(first) or os.path.lexists(f"{home}{first}") for home in homes)
     return False
 
 
@@ -234,7 +236,7 @@ def _from_list(name: str, column: str) -> Iterable[ImageSource]:
     entries = _list_entries(name, column)
     first = next(entries, None)
     if first is None:
-        raise DataError(f"the list {name} is empty", fix="add one path per line")
+        raise DataError(f"{name} lists no images", fix="add one path per line")
     home, (path, _) = _list_folder(name), first
     if not (os.path.isabs(path) or os.path.lexists(home + path)) and os.path.lexists(path):  # noqa: PTH117
         home = ""
@@ -272,17 +274,18 @@ def _list_entries(name: str, groups: str = "") -> Iterator[tuple[str, str]]:
         table = TableReader(Path(name), missing=_LIST_FIX, fix=_LIST_FIX)
         header = next(iter(table), [])
         known = [cell.strip().lower() for cell in header]
+        titles = f"Columns found: {', '.join(filter(None, header))[:200] or 'none'}"
         column = next((known.index(title) for title in _LIST_COLUMNS if title in known), None)
         if column is None and len(header) > 1:
             raise UsageError(
-                f"{name} has no path column. Columns found: {', '.join(header)[:200]}",
+                f"{name} has no path column. {titles}",
                 fix="rename the column that contains the paths to path or to one of "
                 f"{', '.join(_LIST_COLUMNS[1:])}",
             )
         if groups and known.count(groups.lower()) != 1:
             many = "more than one column" if groups.lower() in known else "no column"
             raise UsageError(
-                f"{name} has {many} named {groups}. Columns found: {', '.join(header)[:200]}",
+                f"{name} has {many} named {groups}. {titles}",
                 fix="name one of these columns with --group-by",
             )
         if column is None:  # a single column needs no header

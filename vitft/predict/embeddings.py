@@ -4,6 +4,7 @@ Features are extracted and cached as in training. Importing this module does not
 """
 
 import io
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,9 @@ from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import check_weights_name
 from vitft.predict.engine import warn_of_dark
 from vitft.predict.output import in_utf8
+from vitft.system.errors import DataError
 from vitft.system.files import temporary_file, writing
+from vitft.system.imports import require_extra
 from vitft.system.suggest import Spelling, option
 
 if TYPE_CHECKING:
@@ -39,39 +42,59 @@ class Embeddings:
     path: tuple[str, ...]
     sha256: tuple[str, ...]  # hexadecimal digest of each file
     vector: _Vectors  # (n, D), each of length 1, so that dot products are cosine similarities
+    model: str  # identifies the model: only vectors of the same one can be compared
     precision: str  # number format in which the features were computed, `fp32` or `bf16`
     skipped: tuple[tuple[str, str], ...]  # paths of unreadable files, with the reasons
 
-    def most_similar(self, vector: _Vectors, count: int) -> list[tuple[str, float]]:
+    def most_similar(self, vector: _Vectors, count: int = 10) -> list[tuple[str, float]]:
         """Return the paths of the images most similar to a vector (D,), with the similarities."""
+        size, given = self.vector.shape[1], np.shape(vector)
+        problem = f"the vector has the shape {given} instead of ({size},)"
+        require(given == (size,), problem, fix="use a vector of the same model, e.g. vector[0]")
         cosines = np.clip(self.vector @ vector, -1, 1)
         nearest = np.argsort(-cosines, kind="stable")[:count]
         return [(self.path[i], round(float(cosines[i]), 6)) for i in nearest]
 
-    def save(self, out: Path) -> None:
-        """Write path, sha256 and vector as columns of a Parquet file, or as arrays of an .npz."""
+    def save(self, out: str | os.PathLike[str]) -> None:
+        """Write path, sha256 and vector as columns of a Parquet file, or as arrays of an .npz.
+
+        The metadata of the Parquet file, or two more arrays, have the model and the precision.
+        """
+        out = Path(out)
+        origin: dict[str, Any] = {"model": self.model, "precision": self.precision}
+        check_vector_file(out, name=str(out))
         columns: dict[str, Any] = {"path": [*map(in_utf8, self.path)], "sha256": self.sha256}
         with writing(out), temporary_file(out) as (descriptor, temporary):
             with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
                 if out.suffix.lower() == ".npz":
-                    np.savez(file, **columns, vector=self.vector)
+                    np.savez(file, **columns, vector=self.vector, **origin)
                 else:
                     import pyarrow as pa
                     import pyarrow.parquet as pq
 
                     flat, size = pa.array(self.vector.reshape(-1)), self.vector.shape[1]
                     columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, size)
-                    pq.write_table(pa.table(columns), file)
+                    pq.write_table(pa.table(columns, metadata=origin), file)
             temporary.replace(out)
+
+
+def check_vector_file(out: Path, *, name: str) -> None:
+    """Check that vectors can be written in the format of the suffix; `name` is shown in errors."""
+    problem = f"cannot infer a format from the suffix of {name}"
+    fix = "use a name that ends with .parquet or .npz"
+    require(out.suffix.lower() in (".npz", ".parquet"), problem, fix=fix)
+    if out.suffix.lower() == ".parquet":
+        require_extra("parquet", feature=name)
 
 
 def list_images(names: Sequence[str], stdin: BinaryIO | None = None) -> Images:
     """Return the images of files, folders, patterns and lists, without opening them."""
     found = [*sources(names, stdin=stdin or io.BytesIO())]
     for source in found:
-        what = "a web address" if source.url else "an image on standard input"
-        problem = f"{source.name} is {what}, but this command reads files"
-        require(bool(source.path or source.error), problem, fix="save the image, and use the file")
+        if not (source.path or source.error):
+            what = "a web address" if source.url else "an image on standard input"
+            problem = f"{source.name} is {what}, but this command reads files"
+            raise DataError(problem, fix="save the image, and use the file")
     check_some_exist([source.path for source in found])
     bad = tuple((source.name, source.error) for source in found if source.error)
     return Images(Path(), (), [Row(s.path, 0) for s in found if not s.error], bad=bad)
@@ -115,12 +138,14 @@ def load_embedder(
     They are features of the last block, also for a head that reads several blocks. If no image is
     readable, it raises a DataError.
     """
+    from vitft.features.cache import key_of
     from vitft.features.extract import inspect_dataset, log_cached_features
 
     pipeline, _ = load_features(run, weights, train)
     whole = pipeline.open_extractor(train, max_pixels=MAX_PIXELS)
     assert whole is not None
     extractor, view = whole.of_last_block(), eval_view(pipeline.transform)
+    model = key_of(extractor.space["prefix"], view.settings).hex()[:16]
     options: Any = {"max_pixels": MAX_PIXELS, "extractor": extractor, "view": view}
 
     def embed(images: Images) -> Embeddings:
@@ -138,6 +163,6 @@ def load_embedder(
             part = vectors[i : i + _AT_ONCE]
             part /= np.linalg.norm(part, axis=1, keepdims=True).clip(1e-12)
         precision = "bf16" if extractor.precision == "bf16" else "fp32"
-        return Embeddings(paths, digests, vectors, precision, inspected.bad)
+        return Embeddings(paths, digests, vectors, model, precision, inspected.bad)
 
     return embed

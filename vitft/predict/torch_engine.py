@@ -261,10 +261,11 @@ def open_engine(
 ) -> Predictor | OnnxEngine:
     """Return the engine that computes the scores: onnxruntime for ONNX graphs, otherwise torch.
 
-    `spell` spells the option `--run` in errors.
+    `spell` spells the options `--run` and `--device` in errors.
     """
     path = find_model(run, graphs=True, spell=spell)
     if path.suffix.lower() != ".onnx":
+        pick_device(device, spell=spell)
         return Predictor.from_run(run, device=device)
     if device not in ("auto", "cpu"):
         raise not_for_graphs(f"device {device}", path)
