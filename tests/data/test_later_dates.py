@@ -9,7 +9,6 @@ import pytest
 from tests.data.test_split import checked
 from vitft.config import DataSpec
 from vitft.data import Images, Row, joined_groups, split
-from vitft.system import DataError
 
 START = datetime(2024, 1, 1)
 BY_TIME = DataSpec(split="time")
@@ -101,17 +100,3 @@ def test_what_an_earlier_run_held_out_is_held_out_with_the_latest_of_the_new_ima
     assert {row.sha256 for row in manifest.val} > {d for d, p in former.items() if p == "val"}
     new = [day_of(row) for row in manifest.val if row.sha256 not in former]
     assert sorted(new) == [36, 37, 38, 39]
-
-
-@pytest.mark.parametrize(
-    ("days", "problem"),
-    [
-        ({"a": [1, None, None, 4], "b": [1, 2, 3, 4]}, "2 of 8 images"),
-        ({"a": [7] * 9, "b": [7] * 9}, "the same date"),
-        ({"a": [*range(20)], "b": [*range(20, 40)]}, "too few images"),
-    ],
-    ids=["dates are missing", "one date", "one class after the other"],
-)
-def test_dates_that_do_not_allow_a_split(days: dict[str, list[int | None]], problem: str) -> None:
-    with pytest.raises(DataError, match=problem):
-        split(dated(days), BY_TIME)
