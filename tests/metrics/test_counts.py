@@ -17,14 +17,17 @@ def log_beta(images: list[float]) -> float:
     return sum(map(math.lgamma, images)) - math.lgamma(sum(images))
 
 
-def exact(predicted: tuple[int, int], confusion: list[list[float]]) -> list[float]:
+def exact(
+    predicted: tuple[int, int], confusion: list[list[float]], accuracy: float | None = None
+) -> list[float]:
     """Return the probability of each number of images of the first class.
 
     It sums over the numbers of images of the first class among those predicted as either class; the
     class frequencies and the fractions of the confusion matrix are integrated out.
     """
     flat = [one for row in confusion for one in row]
-    accuracy = (flat[0] + flat[3] + 1) / (sum(flat) + 2)
+    if accuracy is None:  # there are no other classes
+        accuracy = (flat[0] + flat[3] + 1) / (sum(flat) + 2)
     right, wrong = PRIOR_IMAGES * accuracy, PRIOR_IMAGES * (1 - accuracy)
     first, second = [flat[0] + right, flat[1] + wrong], [flat[2] + wrong, flat[3] + right]
     chances = [0.0] * (sum(predicted) + 1)
@@ -67,6 +70,23 @@ def test_mean_and_interval_are_those_of_the_exact_distribution(
     for end, level in ((found.low, 0.025), (found.high, 0.975)):
         expected = int(np.searchsorted(below, level))
         assert abs(end - expected) <= max(1, 0.05 * (found.high - found.low))
+
+
+def test_intervals_of_few_among_many_classes_are_as_wide_as_those_of_the_exact_distribution() -> (
+    None
+):
+    classes, pairs = 320, 20  # of which each pair of classes is confused, and only they have images
+    predicted, confusion = np.zeros((classes, 2), int), 200 * np.eye(classes)
+    for first in range(0, 2 * pairs, 2):
+        predicted[first : first + 2, 1] = 140, 60
+        confusion[first : first + 2, first : first + 2] = [[36, 4], [8, 32]]
+    levels = np.stack([np.zeros_like(confusion), confusion], axis=2)
+
+    found = adjusted_counts(predicted, levels)[: 2 * pairs]
+
+    below = np.cumsum(exact((140, 60), [[36, 4], [8, 32]], 1 - 12 * pairs / confusion.sum()))
+    low, high = np.searchsorted(below, (0.025, 0.975))
+    assert np.mean([one.high - one.low for one in found]) == pytest.approx(high - low, rel=0.05)
 
 
 def counted(predicted: tuple[int, int], confusion: list[list[float]], *effect: float) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from vitft.metrics.intervals import PRIOR_IMAGES, Floats, Groups
 
 LEVELS, _UNSURE = 2, 0.3  # levels of confidence; fraction of held-out images with the lower one
-_CHAINS, _SWEEPS, _FEWEST_SWEEPS, _BURN_IN = 20, 1000, 100, 0.2
+_CHAINS, _SWEEPS, _FEWEST_SWEEPS, _BURN_IN = 20, 1000, 600, 0.2
 """Numbers of parallel chains and of draws of each, and the additional part that is not used."""
 _MOST_DRAWN = 2 * 10**7  # elements of all matrices of confusion; many classes have fewer draws
 _Numbers = np.ndarray[Any, np.dtype[np.floating[Any]]]
@@ -50,8 +50,11 @@ def adjusted_counts(predicted: Groups, confusion: Floats, effect: float = 1.0) -
     total, classes = int(predicted.sum()), len(predicted)
     if not total or classes == 1:
         return [ClassCount(float(n), n, n) for n in predicted.sum(axis=1).tolist()]
-    rng, flat = np.random.default_rng(0), predicted.ravel()
+    rng, seen = np.random.default_rng(0), np.flatnonzero(predicted)
+    images = predicted.ravel()[seen]  # of K pairs of a predicted class and a level
     fixed = (confusion + PRIOR_IMAGES * _average(confusion)).reshape(classes, -1)  # (C, C * L)
+    others = np.delete(fixed, seen, axis=1).sum(axis=1)  # of the pairs without images, together
+    fixed = np.column_stack([fixed[:, seen], others])  # (C, K + 1)
     rates = fixed / fixed.sum(axis=1, keepdims=True)
     frequencies = (1 + predicted.sum(axis=1)) / (total + classes)
     most = _MOST_DRAWN // fixed.size
@@ -59,15 +62,15 @@ def adjusted_counts(predicted: Groups, confusion: Floats, effect: float = 1.0) -
     sweeps = min(_SWEEPS, max(_FEWEST_SWEEPS, most // chains))
     frequencies, found = np.tile(frequencies, (chains, 1)), list[Groups]()
     for _ in range(round((1 + _BURN_IN) * sweeps)):
-        joint = frequencies[:, :, None] * rates
-        chances = (joint / joint.sum(axis=1, keepdims=True)).swapaxes(1, 2)  # (R, C * L, C)
-        pairs = rng.multinomial(flat, chances)  # by true class
-        found.append(pairs.sum(axis=1))
+        joint = (frequencies[:, :, None] * rates)[:, :, :-1]
+        chances = (joint / joint.sum(axis=1, keepdims=True)).swapaxes(1, 2)  # (R, K, C)
+        true = rng.multinomial(images, chances).swapaxes(1, 2)  # (R, C, K)
+        found.append(true.sum(axis=2))
         frequencies = _dirichlet(rng, 1.0 + found[-1])
-        rates = _dirichlet(rng, fixed + pairs.swapaxes(1, 2))
-    images = np.concatenate(found[-sweeps:])  # (R * sweeps, C)
-    mean = images.mean(axis=0)
-    low, high = mean + np.sqrt(effect) * (np.quantile(images, (0.025, 0.975), axis=0) - mean)
+        rates = _dirichlet(rng, fixed + np.pad(true, ((0, 0), (0, 0), (0, 1))))
+    drawn = np.concatenate(found[-sweeps:])  # (R * sweeps, C)
+    mean = drawn.mean(axis=0)
+    low, high = mean + np.sqrt(effect) * (np.quantile(drawn, (0.025, 0.975), axis=0) - mean)
     low, high = np.floor(low.clip(0)).astype(int), np.ceil(high.clip(max=total)).astype(int)
     columns = mean.tolist(), low.tolist(), high.tolist()
     return [ClassCount(*row) for row in zip(*columns, strict=True)]
