@@ -100,9 +100,11 @@ def test_prediction_sets_of_a_coverage(trained: Trained, image_folder: Path) -> 
 
     assert all(one.prediction_set[0] == one.classes[0] for one in found)
     assert all(one.prediction_set == () for one in trained.predict(files))
-    with pytest.raises(UsageError, match=r"99\.0% needs at least 99 held-out images") as error:
+    with pytest.raises(UsageError, match="99% needs at least 99 held-out images") as error:
         trained.predict(files, coverage=0.99)
     assert error.value.fix == "use coverage=0.95"
+    with pytest.raises(UsageError, match=r"invalid coverage '0\.9'"):
+        trained.predict(files, coverage="0.9")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="confidence has no effect without precision"):
         trained.predict(files, confidence=0.9)
 

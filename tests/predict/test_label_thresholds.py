@@ -46,7 +46,7 @@ def test_each_label_has_its_own_threshold_or_is_never_assigned(
     assert found == pytest.approx((1 / (1 + np.exp(-(9 - 38 / 20))), 1.0, 1.0))
     assert "cat: threshold 99.9%, precision 100.0% on 20 images, recall 100.0%" in caplog.text
     assert "dog: threshold" not in caplog.text
-    assert "never assigned, because no threshold reaches a precision of 90.0%: dog and sea" in (
+    assert "never assigned, because no threshold reaches a precision of 90%: dog and sea" in (
         caplog.text
     )
 

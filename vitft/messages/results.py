@@ -31,6 +31,7 @@ from vitft.system.text import (
     percent,
     percent_or_bound,
     points,
+    requested_percent,
     scored_images,
 )
 
@@ -311,15 +312,22 @@ def threshold_text(
     also = f", {percent(expected)} expected from the probabilities" if expected > precision else ""
     sure = ""
     if guaranteed:
-        sure = f", at least {100 * guaranteed[0]:g}% with {100 * guaranteed[1]:g}% confidence"
+        promise, confidence = map(requested_percent, guaranteed)
+        sure = f"at least {promise} with {confidence} confidence, measured "
     return (
-        f"threshold {percent(value)}: precision {percent(precision)}{within(bounds)} on "
-        f"{covered:,} of {images}{also}{sure}"
+        f"threshold {percent(value)}: precision {sure}{percent(precision)}{within(bounds)} on "
+        f"{covered:,} of {images}{also}"
     )
 
 
 def sets_text(
-    coverage: float, bounds: Interval, *, images: str, size: float, shared: Sequence[str]
+    requested: float,
+    coverage: float,
+    bounds: Interval,
+    *,
+    images: str,
+    size: float,
+    shared: Sequence[str],
 ) -> str:
     """Return how often prediction sets contain the true class, and how large they are.
 
@@ -327,8 +335,24 @@ def sets_text(
     """
     few = f". These classes have few images and are covered together: {listing(shared)}"
     return (
-        f"sets: coverage {percent(coverage)}{within(bounds)} on {images}, {size:.2f} classes on "
-        f"average{few * bool(shared)}"
+        f"sets: coverage at least {requested_percent(requested)}, measured {percent(coverage)}"
+        f"{within(bounds)} on {images}, {size:.2f} classes on average{few * bool(shared)}"
+    )
+
+
+def counted_text(
+    images: int, held_out: Mapping[str, int], *, unlike: int = 0, unreadable: int = 0
+) -> str:
+    """Return how many images were counted and how many were not, for counts of each class."""
+    left_out = [
+        *[f"{unlike:,} unlike the training images (usually {percent(_USUALLY_UNLIKE, 0)})"]
+        * bool(unlike),
+        *[f"{unreadable:,} unreadable"] * bool(unreadable),
+    ]
+    return (
+        f"counted: {count(images, 'image')}, adjusted for the mistakes on "
+        f"{scored_images(held_out, 'held-out image')}"
+        f"{'. Not counted: ' * bool(left_out)}{', '.join(left_out)}"
     )
 
 

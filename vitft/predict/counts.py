@@ -8,15 +8,15 @@ from typing import Self
 
 import numpy as np
 
-from vitft.messages.results import INTERVAL
+from vitft.messages.results import INTERVAL, counted_text
 from vitft.metrics.counts import LEVELS, adjusted_counts, confidence_levels
 from vitft.metrics.intervals import Floats, design_effect
 from vitft.predict.rows import OUT_OF_DISTRIBUTION, Tally
 from vitft.system.console import visible
 from vitft.system.errors import UsageError
-from vitft.system.text import count, csv_line, scored_images
+from vitft.system.text import csv_line
 
-_MOST_CLASSES = 1000  # with which counting takes less than a minute
+_MOST_CLASSES = 500  # with which counting takes less than a minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +111,5 @@ class Confusion:
 
     def summary(self, tally: Tally) -> str:
         """Return what was counted and what was not."""
-        unlike, errors = tally.marks[OUT_OF_DISTRIBUTION], tally.errors
-        left_out = [
-            *[f"{unlike:,} {OUT_OF_DISTRIBUTION} (usually 2%)"] * bool(unlike),
-            *[f"{errors:,} unreadable"] * bool(errors),
-        ]
-        return (
-            f"counted: {count(tally.counted.total(), 'image')}, adjusted for the mistakes on "
-            f"{scored_images(self.held_out, 'held-out image')}"
-            f"{'. Not counted: ' * bool(left_out)}{', '.join(left_out)}"
-        )
+        unlike, images = tally.marks[OUT_OF_DISTRIBUTION], tally.counted.total()
+        return counted_text(images, self.held_out, unlike=unlike, unreadable=tally.errors)

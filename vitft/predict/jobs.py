@@ -179,7 +179,11 @@ def _log_summary(request: PredictRequest, tally: Tally, postprocess: Postprocess
             errors = f", including {count(tally.errors, 'error')},"
         log.info(f"wrote {count(tally.rows, 'row')}{errors} to {request.out}")
     if request.out is not None or tally.rows > _SCREEN_ROWS:
-        for line in tally.lines(postprocess.run, has_threshold=bool(postprocess.threshold)):
+        for line in tally.lines(
+            postprocess.run,
+            has_threshold=bool(postprocess.threshold),
+            has_counts=request.counts,
+        ):
             log.info(line)
     if tally.errors and not log.isEnabledFor(logging.INFO):
         log.warning(f"{count(tally.errors, 'image')} could not be read")

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from typing import Self
 
@@ -44,9 +45,12 @@ class Marks:
             )
         for name in ("threshold", "precision", "confidence", "coverage"):
             value, below = getattr(self, name), name in ("confidence", "coverage")
+            fix = f"use a number greater than 0 and {'below' if below else 'at most'} 1"
+            is_number = isinstance(value, Real | None)
+            if not is_number:
+                raise UsageError(f"invalid {self.spell(name)} {value!r}", fix=fix)
             if value is None or 0 < value < 1 or (value == 1 and not below):
                 continue
-            fix = f"use a number greater than 0 and {'below' if below else 'at most'} 1"
             if 50 <= value < 100 or (value == 100 and not below):
                 fix = f"use {self.spell(name, value / 100)} for {value:g}%"
             raise UsageError(f"invalid {self.spell(name)} {value:g}", fix=fix)

@@ -160,9 +160,14 @@ class Tally:
             self.marks[_UNREADABLE] += prediction.unreadable
             yield prediction
 
-    def lines(self, run: "Results | None", *, has_threshold: bool = False) -> Iterator[str]:
-        """Yield lines with the most frequent classes, the expected accuracy and the notes."""
-        if self.answers:
+    def lines(
+        self, run: "Results | None", *, has_threshold: bool = False, has_counts: bool = False
+    ) -> Iterator[str]:
+        """Yield lines with the most frequent classes, the expected accuracy and the notes.
+
+        The classes are left out if there will be counts of all of them.
+        """
+        if self.answers and not has_counts:
             frequent = sorted(self.answers.items(), key=lambda item: (-item[1], item[0]))
             shown = frequent if len(frequent) <= _MOST_COUNTED + 1 else frequent[:_MOST_COUNTED]
             classes = ", ".join(f"{visible(name)}: {number:,}" for name, number in shown)

@@ -26,7 +26,7 @@ from vitft.metrics.intervals import Flags, Floats, Groups, Interval, accuracy_in
 from vitft.predict.validation import HeldOut
 from vitft.system.errors import UsageError
 from vitft.system.suggest import Spelling, option
-from vitft.system.text import count, percent
+from vitft.system.text import count, requested_percent
 
 _OWN_LIMIT = 20
 """Fewest images, or groups, from which a class has a limit of its own. Classes with fewer share a
@@ -96,7 +96,7 @@ class SetLimits:
 
 def _needed_groups(coverage: float) -> int:
     """Return the smallest number of images or groups whose quantile gives a coverage."""
-    return math.ceil(coverage / (1 - coverage) - _ROUNDING)
+    return math.ceil(coverage / (1 - coverage) * (1 - _ROUNDING))
 
 
 def _pools(labels: Ints, groups: Groups, classes: int, least: int) -> Ints:
@@ -142,13 +142,14 @@ def choose_set_limits(
         unit = "held-out image" if groups is None else "group"
         lower = [p for p in _LOWER_COVERAGES if p < coverage and _needed_groups(p) <= have]
         raise UsageError(
-            f"a coverage of {percent(coverage)} needs at least "
+            f"a coverage of {requested_percent(coverage)} needs at least "
             f"{count(_needed_groups(coverage), unit)}, but this run has {have:,}",
             fix=f"use {spell('coverage', lower[0])}" if lower else "train with more images",
         )
     sizes = (softmax(held_out.logits.astype(np.float64)) >= found.limits).sum(axis=1)
     is_shared = np.bincount(found.pools)[found.pools] > 1
     text = sets_text(
+        coverage,
         *found.measured(correct, groups),
         images=held_out.in_words(len(labels), groups),
         size=float(np.maximum(1, sizes).mean()),

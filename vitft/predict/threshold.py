@@ -33,7 +33,7 @@ from vitft.metrics.intervals import (
 from vitft.predict.validation import HeldOut
 from vitft.system.errors import UsageError
 from vitft.system.suggest import Spelling, option
-from vitft.system.text import count, listing, percent
+from vitft.system.text import count, listing, percent, requested_percent
 
 log = logging.getLogger(__name__)
 
@@ -197,8 +197,8 @@ def _unreachable(answers: Answers, precision: float, spell: Spelling = option) -
         fix = f"use {spell('precision', reachable)}, or {fix}"
     if needed := needed_images(answers, precision):
         return UsageError(
-            f"choosing a threshold for a precision of {percent(precision)} needs about {needed:,} "
-            f"images, but this run has {have:,}",
+            f"choosing a threshold for a precision of {requested_percent(precision)} needs about "
+            f"{needed:,} images, but this run has {have:,}",
             fix=fix,
         )
     reason = "no number of images can prove that mistakes never happen"
@@ -208,7 +208,7 @@ def _unreachable(answers: Answers, precision: float, spell: Spelling = option) -
         if len(wrong):
             highest, what = wrong[0], "predictions were wrong with probabilities of up to"
         reason = f"{what} {percent(float(highest))}"
-    problem = f"no threshold reaches a precision of {percent(precision)}: {reason}"
+    problem = f"no threshold reaches a precision of {requested_percent(precision)}: {reason}"
     return UsageError(problem, fix=fix)
 
 
@@ -259,20 +259,21 @@ def _needed_certain(precision: float, confidence: float) -> int:
 def _not_certain(
     answers: Answers, precision: float, confidence: float, spell: Spelling
 ) -> UsageError:
-    """Return the error for a precision that no threshold has with a confidence."""
+    """Return the error for a precision whose first test fails (see `certain_cover`)."""
     needed, have = _needed_certain(precision, confidence), len(answers.probability)
     lower = (p for p in _LOWER_PRECISIONS if p < precision)
     reachable = next((p for p in lower if certain_cover(answers, p, confidence)), None)
     fix = f"remove {spell('confidence')}"
     if reachable is not None:
         fix = f"use {spell('precision', reachable)}, or {fix}"
-    what = f"a precision of {percent(precision)} with {100 * confidence:g}% confidence"
+    asked, sure = requested_percent(precision), requested_percent(confidence)
+    what = f"a precision of {asked} with {sure} confidence"
     if have < needed:
         return UsageError(
             f"{what} needs at least {needed:,} held-out images, but this run has {have:,}", fix=fix
         )
     few = " for so few images" if answers.groups is None else " for so few images and groups"
-    return UsageError(f"no threshold has {what}: there are too many mistakes{few}", fix=fix)
+    return UsageError(f"the test of {what} fails: there are too many mistakes{few}", fix=fix)
 
 
 # choice of a threshold for each label of a multi-label model, given a requested precision ---------
@@ -311,7 +312,7 @@ def choose_label_thresholds(
         )
     if len(unreachable) == len(labels):
         raise UsageError(
-            f"no label reaches a precision of {percent(precision)} at any threshold on "
+            f"no label reaches a precision of {requested_percent(precision)} at any threshold on "
             f"{count(len(values), 'image')}",
             fix=f"use a lower {spell('precision')}, or set one threshold directly, e.g. "
             f"{spell('threshold', 0.8)}",
@@ -319,6 +320,6 @@ def choose_label_thresholds(
     if unreachable:
         log.warning(
             "labels that are never assigned, because no threshold reaches a precision of "
-            f"{percent(precision)}: {listing(unreachable)}"
+            f"{requested_percent(precision)}: {listing(unreachable)}"
         )
     return tuple(thresholds)

@@ -22,7 +22,13 @@ from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval
 from vitft.metrics.results import AuditResults, Estimate, read_results
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
 from vitft.system.errors import RunError
-from vitft.system.rundir import RunDir, damaged_file, read_run_arrays, read_run_json
+from vitft.system.rundir import (
+    RunDir,
+    damaged_file,
+    read_environment,
+    read_run_arrays,
+    read_run_json,
+)
 from vitft.system.text import scored_images
 
 THUMBS = "thumbs"
@@ -203,8 +209,10 @@ class HeldOut:
         """Return in words on how many images something was measured, and how exactly."""
         counts = {"images": images, "groups": 0 if groups is None else len({*groups})}
         kind = "image" if images > len(self.validation) else "validation image"
-        is_reduced = "confirmed_in_float32" in (read_results(RunDir(self.run).eval) or {})
-        reduced = ", measured in the reduced precision of the run" * is_reduced
+        reduced = ""
+        if "confirmed_in_float32" in (read_results(RunDir(self.run).eval) or {}):
+            environment = read_environment(self.run / "environment.json")
+            reduced = f", computed in {environment['precision'] if environment else 'bf16 or fp16'}"
         return scored_images(counts, kind) + reduced
 
     def groups(self, images: int) -> list[str] | None:

@@ -22,6 +22,11 @@ def percent(fraction: float | None, digits: int = 1) -> str:
     return "–" if fraction is None else f"{100 * fraction:.{digits}f}%"
 
 
+def requested_percent(fraction: float) -> str:
+    """Return a fraction that a user chose as a percentage, such as `95%` or `99.99%`."""
+    return f"{100 * fraction:g}%"
+
+
 def whole_percent(probability: float | None) -> str:
     """Return a whole percentage, `< 1%` or `> 99%` in place of 0% and 100%, or a dash for None."""
     if probability is None or round(probability, 2) not in (0.0, 1.0):
