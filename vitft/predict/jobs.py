@@ -4,7 +4,7 @@ import contextlib
 import glob
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -89,15 +89,7 @@ def run_prediction(
         top_k=min(request.top_k, len(engine.classes)),
         shard=replace(request.shard, chunk=engine.batch),
     )
-    labels = engine.classes if engine.thresholds else ()
-    form = RowFormat(
-        request.style,
-        request.top_k,
-        labels,
-        bom=request.bom,
-        has_sets=request.coverage is not None,
-        groups=bool(request.group_by),
-    )
+    form = _row_format(request, engine.classes if engine.thresholds else ())
     postprocess = Postprocess.for_run(request.run, engine, top_k=request.top_k).marking(
         request, checkpoint.parent
     )
@@ -129,6 +121,18 @@ def run_prediction(
     return tally.errors if tally else 0
 
 
+def _row_format(request: PredictRequest, labels: Sequence[str] = ()) -> RowFormat:
+    """Return the format of the rows; `labels` are those of a multi-label model."""
+    return RowFormat(
+        request.style,
+        request.top_k,
+        labels,
+        bom=request.bom,
+        has_sets=request.coverage is not None,
+        groups=bool(request.group_by),
+    )
+
+
 def _errors_of_finished(out: Path, request: PredictRequest, images: Iterator[ImageSource]) -> int:
     """Check a file that is already complete, and return its number of errors."""
     if request.counts:
@@ -137,7 +141,7 @@ def _errors_of_finished(out: Path, request: PredictRequest, images: Iterator[Ima
             "is unknown",
             fix="choose another file with --out",
         )
-    done, errors = check_finished(out, images, grouped=bool(request.group_by))
+    done, errors = check_finished(out, images, _row_format(request))
     remove_parts(out, request.shard)
     log.info(
         f"{out} is already complete: {count(done, 'row')} for these images. Its model and "

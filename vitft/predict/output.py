@@ -132,6 +132,10 @@ _JobOptions = Mapping[str, object]  # what decides the rows of a job besides its
 Combine = Callable[[Iterator[Prediction]], Iterator[Prediction]]
 
 
+_UNWRITTEN: _JobOptions = {"--group-by": ""}
+"""Options that earlier versions did not have, as they were."""
+
+
 def part_path(out: Path, shard: ProcessShard) -> Path:
     """Return the path of the unfinished file to which a process writes its rows."""
     tail = "" if shard.world == 1 else f"-{shard.rank}-of-{shard.world}"
@@ -193,8 +197,12 @@ def check_options(path: Path, options: _JobOptions) -> int:
     if not line.endswith(b"\n"):
         return 0
     try:
-        before = json.loads(line)
-        changed = [(key, before[key], now) for key, now in options.items() if before[key] != now]
+        before = {**_UNWRITTEN, **json.loads(line)}
+        changed = [
+            (key, str(before[key]) or "none", str(now) or "none")
+            for key, now in options.items()
+            if before[key] != now
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise _foreign(path, line) from error
     if changed:
@@ -232,22 +240,25 @@ def check_whole(part: Path, start: int, images: Iterator[ImageSource]) -> None:
     _check_end(part, done, next((image.name for image in images), None))
 
 
-def check_finished(
-    out: Path, images: Iterator[ImageSource], *, grouped: bool = False
-) -> tuple[int, int]:
+_OF_OPTIONS = (("class", "class_2"), ("class", "prediction_set"), ("classes", "prediction_set"))
+"""Columns that options add to tables, and to JSON Lines, which have `classes`."""
+
+
+def check_finished(out: Path, images: Iterator[ImageSource], form: RowFormat) -> tuple[int, int]:
     """Return the numbers of rows and errors of a finished file, if its rows are for the images.
 
-    With `grouped`, they are for the groups of the images.
+    If `form` has rows for groups, they are for the groups of the images.
     """
-    key, names = "path", (image.name for image in images)
-    if grouped:
-        key, names = "group", (name for name in dict.fromkeys(image.group for image in images))
+    key, names = form.columns[0], (image.name for image in images)
+    if form.groups:
+        names = (name for name in dict.fromkeys(image.group for image in images))
     if out.suffix.lower() not in TABLE_SUFFIXES:
         raise _cannot_resume(out, "it is complete", fix=_OTHER_FILE)
     reader = TableReader(out, missing=_OTHER_FILE, fix=_OTHER_FILE, error=RunError)
     columns, done, errors = next(reader.rows, []), 0, 0
-    if columns and key not in columns:
-        raise _cannot_resume(out, f"it has no column {key}", fix=_OTHER_FILE)
+    wanted = [key, *(n for kind, n in _OF_OPTIONS if kind in columns and n in form.columns)]
+    if columns and (missing := [name for name in wanted if name not in columns]):
+        raise _cannot_resume(out, f"it has no column {listing(missing)}", fix=_OTHER_FILE)
     for done, row in enumerate(reader, start=1):
         cells, name = dict(zip(columns, row, strict=False)), next(names, None)
         written = name and (name, escape_formula(name), in_utf8(name), _clean_cell(name))
