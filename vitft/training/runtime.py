@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 
 
 _Value = TypeVar("_Value")
+_PAUSE_S = 1.0  # after which a waiting process handles signals, and the main one shows life
+_STOP_S = 4.0  # longest silence of the main process for a process that is told to stop
 
 
 class ProcessGroup:
@@ -58,6 +60,7 @@ class ProcessGroup:
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
         self.store: Store | None = None
         self.passes = 0
+        self.is_stopping: Callable[[], bool] = lambda: False
 
     @property
     def is_main(self) -> bool:
@@ -141,7 +144,7 @@ class ProcessGroup:
         signs = map(str, itertools.count())
         if not self.is_main:
             with report_lost_process():
-                while store.get(next(signs)) != b"done":
+                while self._sign_of_life(store, next(signs)) != b"done":
                     pass
             yield
             return
@@ -149,7 +152,7 @@ class ProcessGroup:
 
         def show_life() -> None:
             with contextlib.suppress(RuntimeError):  # the next collective reports a broken store
-                while not over.wait(self.timeout_s / 4):
+                while not over.wait(min(_PAUSE_S, self.timeout_s / 4)):
                     store.set(next(signs), "busy")
 
         thread = threading.Thread(target=show_life, daemon=True)
@@ -161,6 +164,22 @@ class ProcessGroup:
             thread.join()
             with report_lost_process():
                 store.set(next(signs), "done")
+
+    def _sign_of_life(self, store: Store, key: str) -> bytes:
+        """Wait for a key of the store, with pauses in which signals are handled.
+
+        If torchrun keeps the store, the store outlives the main process. Only torchrun notices its
+        death, and then tells the other processes to stop.
+        """
+        begun = time.monotonic()
+        while True:
+            try:
+                store.wait([key], timedelta(seconds=_PAUSE_S))
+                return bytes(store.get(key))
+            except distributed.DistStoreError:
+                most_s = min(_STOP_S, self.timeout_s) if self.is_stopping() else self.timeout_s
+                if time.monotonic() - begun > most_s:
+                    raise
 
     def gather(self, value: _Value) -> list[_Value]:
         """Return the values of all processes, in the order of their ranks."""
@@ -310,6 +329,7 @@ class Runtime:
             stopper = stack.enter_context(Stopper(max_seconds))
             group = stack.enter_context(process_group(config.train.timeout, config.train.device))
             stopper.all_reduce_max = group.all_reduce_max
+            group.is_stopping = lambda: stopper.exit_code is not None
             resumed = RunDir(out, writes=group.is_main) if resume else None
             if resumed is not None and group.is_main:
                 stack.enter_context(locked(resumed))
