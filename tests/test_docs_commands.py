@@ -137,6 +137,8 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(folder / "photos", folder / "new_photos")
     rows = [f"{path.relative_to(folder)},{path.parent.name}" for path in files]
     (folder / "labels.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+    sites = [f"{row},{'north' if number % 3 else 'south'}" for number, row in enumerate(rows)]
+    (folder / "new.csv").write_text("\n".join(["path,label,site", *sites]) + "\n")
     (folder / "classes.csv").write_text("class,new_class\ntulip,bulb\n")
     (folder / "fixes.csv").write_text("path,action,label,new_label\n")
     for name in ("img", "photo", "rose"):

@@ -94,4 +94,4 @@ def test_a_pattern_finds_the_groups_in_paths(tmp_path: Path) -> None:
     found = scan(data, DataSpec(group_by=r"(v\d+)_"))
 
     assert {file.group for file in found.rows} == {"v0", "v1", "v2", ""}
-    assert "3 groups of images found by data.group_by, 1 image without a group" in found.notes
+    assert "3 groups of images found in the paths, 1 image without a group" in found.notes

@@ -85,7 +85,7 @@ def test_probabilities_of_a_group_are_the_normalised_geometric_means(
         assert (row["images"], row["unreadable"]) == (len(BURSTS[row["group"]]), unreadable)
 
 
-def test_folders_are_groups_and_other_images_are_groups_of_their_own(
+def test_folders_are_groups(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("alone.png").write_bytes(Path("images/a/two/two_0.png").read_bytes())
@@ -97,15 +97,15 @@ def test_folders_are_groups_and_other_images_are_groups_of_their_own(
     rows = {row["group"]: row for row in csv.DictReader(capsys.readouterr().out.splitlines())}
     assert [*rows] == [
         "images/a/one", "images/a/two", "images/b/one", "images/b/three", "images/c/four",
-        "alone.png",
+        ".",
     ]  # fmt: skip
     assert rows["images/a/two"]["images"] == "4"
-    assert rows["alone.png"]["images"] == "1"
+    assert rows["."]["images"] == "1"
     lost = rows["images/c/four"]
     assert (lost["class"], lost["unreadable"], lost["error"]) == (
         "",
         "1",
-        "its image cannot be read",
+        "no readable image",
     )
 
 
@@ -144,6 +144,22 @@ def test_processes_and_interrupted_jobs_give_the_same_groups(
     assert predict(*job, "--out", f"o.{style}", "--resume") == 0
 
     assert Path(f"o.{style}").read_bytes() == whole
+
+
+def test_a_job_whose_images_have_other_groups_now_is_not_resumed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, *lines = Path("list.csv").read_text().splitlines()
+    Path("list.csv").write_text("\n".join([header, *lines, *lines]))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    job = ["list.csv", "--group-by", "burst", "--out", "o.csv"]
+    predict(*job)
+    Path("list.csv").write_text(Path("list.csv").read_text().replace(",two,", ",2,"))
+
+    assert predict(*job, "--resume") == 5
+
+    assert "row 1 is in the group two, but should be in 2" in capsys.readouterr().err
 
 
 def test_the_accuracy_of_groups_is_that_of_their_answers_if_they_have_one_label() -> None:

@@ -11,6 +11,7 @@ from vitft.cli import output
 from vitft.cli.parser import Command
 from vitft.cli.table_settings import TABLE_SETTINGS, with_table_settings
 from vitft.config.sections import DataSpec
+from vitft.data.groups import with_group_by
 from vitft.messages.results import (
     CLASS_METRICS,
     by_table,
@@ -72,12 +73,12 @@ def _evaluate_command(args: argparse.Namespace) -> int:
         spec = replace(spec, labels="several" if gives_several(args.run) else "one")
     source, by, run_groups = prepare_data(args.data, spec), None, None
     data = _find_images(source, args, spec)
-    if args.group_by:
+    if args.group_by is not None:
         run_groups = dict(zip(data.column("path"), data.column("group"), strict=True))
-        spec = replace(spec, group="", group_by=args.group_by)
+        spec = with_group_by(spec, args.group_by, "--group-by")
         data = find_labelled(source, subset=args.subset, spec=spec)
-    if args.by:
-        by = args.by, values_of(source, args.by, subset=args.subset, spec=spec)
+    if args.by is not None:
+        by = args.by, values_of(data, source, args.by, subset=args.subset, spec=spec)
     out = None if args.out is None else plan_run(args.out, "")
     if out is not None:
         check_outside(out, Path(data.source))
@@ -121,7 +122,7 @@ def _long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
         ("", "", kept, ("threshold",)),
         ("kept_", "", kept, ("images", "fraction", "top1")),
         ("", "", results["calibration"], ("ece", "ece_before")),
-        ("group_", "", by_group, ("groups", "several", "top1", "confidence")),
+        ("group_", "", by_group, ("groups", "several", "ungrouped", "top1", "confidence")),
     ]
     for label, row in results["per_class"].items():
         groups.append(("", label, row, ("images", *CLASS_METRICS)))

@@ -24,6 +24,7 @@ from vitft.config.run import (
     to_toml,
 )
 from vitft.config.sections import DataSpec
+from vitft.data.groups import with_group_by
 from vitft.system.console import LogHandler
 from vitft.system.errors import UsageError, VitftError
 from vitft.system.imports import heavy_imports
@@ -307,4 +308,6 @@ def _typed_names(args: argparse.Namespace) -> dict[str, str]:
 
 def named_settings(args: argparse.Namespace) -> list[tuple[str, Any]]:
     """Return the settings given by options and --set."""
+    if args.group_by is not None:
+        with_group_by(DataSpec(), args.group_by, "--group-by")
     return joined_settings(vars(args), map(parse_setting, args.set), "by an option and by --set")

@@ -147,8 +147,8 @@ class DataSpec:
             fix="use only one of them",
         )
         if self.group_by == "folder":
-            object.__setattr__(self, "group_by", "(.*)/")
-        elif "(" not in self.group_by:
+            return
+        if "(" not in self.group_by:
             object.__setattr__(self, "group", self.group or self.group_by)
             object.__setattr__(self, "group_by", "")
         try:
@@ -167,6 +167,8 @@ class DataSpec:
 
     def group_in(self, path: str) -> str:
         """Return the group that `group_by` captures in a path, or ""."""
+        if self.group_by == "folder":
+            return path.rpartition("/")[0] or "."
         match = re.search(self.group_by, path) if self.group_by else None
         return (match[1] or "") if match else ""
 

@@ -430,14 +430,8 @@ class _Table:
         return best if len(best) == 1 else places
 
     def column_named(self, name: str, setting: str) -> int:
-        given = [i for i, title in enumerate(self.header) if title == name]
-        given = given or [i for i, title in enumerate(self.names) if title == name.lower()]
-        if len(given) != 1:
-            many = "more than one column named" if given else "no column named"
-            of = f" ({setting})" * (setting != SETTING_OF["group"])  # which has two options
-            problem = f"{many} {name}{of}. Columns found: {self.shown()}"
-            raise self.reader.error(problem, fix="choose one of these columns")
-        return given[0]
+        option = setting * (setting != SETTING_OF["group"])  # which has two options
+        return self.reader.column_named(self.header, name, option)
 
     def shown(self) -> str:
         return listing((name[:40] for name in self.header), most=12) or "none"

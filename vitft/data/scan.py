@@ -18,6 +18,7 @@ import numpy as np
 from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import find_arrays
+from vitft.data.groups import groups_of, no_columns, with_group_by
 from vitft.data.image_table import Images, Row
 from vitft.data.label_table import GROUP, OTHER_GROUP, bare_name, read_label_table
 from vitft.data.listed_files import find_files
@@ -80,13 +81,17 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
 
 
 def find_labelled(
-    source: Path, *, subset: str | None = None, spec: DataSpec | None = None
+    source: Path,
+    *,
+    subset: str | None = None,
+    spec: DataSpec | None = None,
+    option: str = "--group-by",
 ) -> Images:
     """List labelled images for an evaluation; unlike in `scan`, a class may be empty.
 
     `spec` may name the columns of a table and the folder to which its paths are relative. Of data
     with subsets, only `subset` is listed or, by default, val if it exists and test otherwise. The
-    caller checks that the classes match those of the model.
+    caller checks that the classes match those of the model. `option` gave the groups.
 
     Raises:
         DataError: The source is missing, unreadable or invalid, or has no labelled images.
@@ -128,22 +133,28 @@ def find_labelled(
         images = replace(images.where(images.column("split") == part), notes=notes)
     if spec.classes:
         images = change_classes(images, Path(spec.classes).expanduser(), evaluated=True)
-    return _with_groups(images, spec)
+    return _with_groups(images, spec, option)
 
 
 _MOST_VALUES = 1000
 
 
 def values_of(
-    source: Path, column: str, *, subset: str | None = None, spec: DataSpec
+    images: Images, source: Path, column: str, *, subset: str | None = None, spec: DataSpec
 ) -> dict[str, str]:
-    """Return the cells of a column by path, for the images that `find_labelled` lists.
+    """Return the cells of a column by path, for the `images` that `find_labelled` has listed.
 
     The column may also be `folder` or a regular expression, as in `data.group_by`. A DataError says
-    that there are too many values.
+    that there are no values or too many.
     """
-    spec = replace(spec, group="", group_by=column)
-    images = find_labelled(source, subset=subset, spec=spec)
+    spec = with_group_by(spec, column, "--by")
+    if column == "none":
+        fix = "name a column, folder or a regular expression"
+        raise UsageError("--by none has no values to compare", fix=fix)
+    if spec.group:  # cells that are not in the list
+        images = find_labelled(source, subset=subset, spec=spec, option="--by")
+    else:
+        images = _with_groups(images, spec, "--by")
     found = dict(zip(images.column("path"), images.column("group"), strict=True))
     if (number := len({*found.values()})) > _MOST_VALUES:
         raise DataError(
@@ -481,26 +492,18 @@ def _warnings_on_files(images: Images) -> Iterator[str]:
 # groups of images, such as those of a patient or a video -----------------------------------------
 
 
-def _with_groups(folder: Images, spec: DataSpec) -> Images:
-    """Return the folder with the groups that `data.group_by` finds in the paths, if it is set."""
+def _with_groups(folder: Images, spec: DataSpec, option: str = "--group-by") -> Images:
+    """Return the images with the groups that `option` finds in their paths, if any."""
     if spec.group not in ("", "none") and not folder.table:
-        raise DataError(
-            f"{folder.source} is not a table, so it has no column {spec.group} for the groups",
-            fix="use folder for the parent folder, or a regular expression with parentheses that "
-            "captures the group in the path, e.g. 'patient([0-9]+)'",
-        )
-    if not spec.group_by or not folder.rows:
+        raise no_columns(folder.source, spec.group, option)
+    if not (spec.group_by or spec.group not in ("", "none")) or not folder.rows:
         return folder
-    found = [*map(spec.group_in, folder.column("path"))]
-    groups, without = {*found} - {""}, found.count("")
-    if not groups:
-        problem = f"{spec.group_by} matches none of the paths, e.g. {folder.rows[0].path}"
-        fix = "correct the regular expression, which is applied to paths relative to the folder"
-        raise DataError(problem, fix=fix)
-    note = f"{count(len(groups), 'group')} of images found by data.group_by"
-    note += f", {count(without, 'image')} without a group" if without else ""
-    folder = folder.with_column("group", found)
-    return replace(folder, notes=(*folder.notes, note))
+    pairs = zip(folder.column("path"), folder.column("group"), strict=True)
+    found = groups_of(pairs, spec, option)
+    note = f"{count(len({*found} - {''}), 'group')} of images found in the paths"
+    note += f", {count(without, 'image')} without a group" if (without := found.count("")) else ""
+    notes = (*folder.notes, *[note] * bool(spec.group_by))
+    return replace(folder.with_column("group", found), notes=notes)
 
 
 _ROBOFLOW = r"([^/]*)[.]rf[.]\w+[.]\w+$"

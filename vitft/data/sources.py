@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vitft.config.sections import DataSpec
+from vitft.data.groups import groups_of, no_columns
 from vitft.data.listed_files import (
     ImagesBelow,
     check_some_exist,
@@ -90,42 +91,28 @@ def sources(
     column or has a pattern (`data.group_by`), each image has a group, perhaps of its own.
 
     Raises:
-        DataError: An input contains no images, a folder or list cannot be read, or no image has a
-            group.
-        UsageError: Standard input is given more than once, or a column is missing.
+        DataError: An input contains no images, a folder or list cannot be read, a column is missing
+            or no image has a group.
+        UsageError: Standard input is given more than once.
     """
     if inputs.count(STDIN) > 1:
         raise UsageError("standard input (-) is given more than once", fix="use - only once")
     groups = groups or DataSpec()
     column = groups.group
     if others := [one for one in (*inputs, *lists) if column and not is_table(Path(one))]:
-        raise UsageError(
-            f"{others[0]} is not a table, so it has no column {column} for the groups",
-            fix="use --group-by folder for the parent folder, or a regular expression with "
-            "parentheses that captures the group in the path, e.g. 'patient([0-9]+)'",
-        )
+        raise no_columns(others[0], column, "--group-by")
     parts = [_argument_sources(name, stdin, private, column) for name in inputs]
     warn_of_misspelt(file.path for part in parts if isinstance(part, list) for file in part)
     images = chain.from_iterable([*parts, *(_from_list(name, column) for name in lists)])
-    return iter(_with_groups(images, groups)) if groups != DataSpec() else images
+    return _with_groups(images, groups) if groups != DataSpec() else images
 
 
-def _with_groups(images: Iterable[ImageSource], spec: DataSpec) -> list[ImageSource]:
-    """Return the images with the groups in their paths or, as before, in a column of a list."""
-    found = [
-        replace(one, group=one.group or spec.group_in(one.name.replace(os.sep, "/")))
-        for one in images
-    ]
-    if found and not any(one.group for one in found):
-        problem = f"the column {spec.group} is empty"
-        if spec.group_by:
-            problem = f"{spec.group_by} matches none of the paths, e.g. {visible(found[0].name)}"
-        raise DataError(
-            problem,
-            fix="correct --group-by: a column of the list, folder or a "
-            "regular expression that is applied to the paths",
-        )
-    return [one if one.group else replace(one, group=one.name) for one in found]
+def _with_groups(images: Iterable[ImageSource], spec: DataSpec) -> Iterator[ImageSource]:
+    """Yield the images with the groups in their paths or, as before, in a column of a list."""
+    if every := [*images]:
+        named = ((one.name.replace(os.sep, "/"), one.group) for one in every)
+        for one, group in zip(every, groups_of(named, spec, "--group-by"), strict=True):
+            yield replace(one, group=group or one.name)
 
 
 def _argument_sources(
@@ -282,15 +269,10 @@ def _list_entries(name: str, groups: str = "") -> Iterator[tuple[str, str]]:
                 fix="rename the column that contains the paths to path or to one of "
                 f"{', '.join(_LIST_COLUMNS[1:])}",
             )
-        if groups and known.count(groups.lower()) != 1:
-            many = "more than one column" if groups.lower() in known else "no column"
-            raise UsageError(
-                f"{name} has {many} named {groups}. {titles}",
-                fix="name one of these columns with --group-by",
-            )
+        place = table.column_named(header, groups, "--group-by") if groups else len(known)
         if column is None:  # a single column needs no header
             yield from ((path, "") for path in header)
-        places = (column or 0, known.index(groups.lower()) if groups else len(known))
+        places = (column or 0, place)
         for cells in filter(any, table):
             path, group = (cells[i] if i < len(cells) else "" for i in places)
             yield path, group.strip()

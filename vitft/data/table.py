@@ -285,6 +285,18 @@ class TableReader:
             raise self.error(problem, column=column, fix=fix)
         return cell
 
+    def column_named(self, header: Sequence[str], name: str, option: str = "") -> int:
+        """Return the index of the column that `option` names, perhaps in other case."""
+        titles = [cell.strip() for cell in header]
+        found = [i for i, title in enumerate(titles) if title == name]
+        found = found or [i for i, title in enumerate(titles) if title.lower() == name.lower()]
+        if len(found) != 1:
+            many = "more than one column named" if found else "no column named"
+            listed = listing((title[:40] for title in titles), most=12) or "nothing"
+            problem = f"{many} {name}{f' ({option})' * bool(option)}. Columns found: {listed}"
+            raise self.error(problem, fix="choose one of these columns")
+        return found[0]
+
     def error(
         self, problem: str, *, line: int = 0, column: str = "", fix: str = ""
     ) -> DataError | RunError:

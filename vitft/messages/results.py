@@ -420,16 +420,30 @@ def evaluation_rows(found: Mapping[str, Any]) -> Rows:
         rows = [("Accuracy", f"{_with_interval(found, 'top1')} {on}")]
         if len({row["images"] for row in found["per_class"].values() if row["images"]}) > 1:
             rows.append(("Balanced", f"{_with_interval(found, 'balanced')}, mean of the recalls"))
-    if (by_group := found.get("by_group")) and by_group["groups"]:
-        left = by_group["several"]
-        also = f", {count(left, 'other')} with several labels" * bool(left)
-        on = f"for {count(by_group['groups'], 'group')} with one answer each{also}"
-        rows.append(("Groups", f"{_with_interval(by_group, 'top1')} {on}"))
+    if by_group := found.get("by_group"):
+        rows.append(("Groups", _groups_text(by_group)))
     if kept := found.get("kept"):
         part = f"{percent(kept['fraction'])} are kept at threshold {percent(kept['threshold'])}"
         right = f", {_with_interval(kept, 'top1')} of them are right" if kept["images"] else ""
         rows.append(("Kept", part + right))
     return rows
+
+
+def _groups_text(found: Mapping[str, Any]) -> str:
+    """Return the accuracy of the answers for groups, or why there is none."""
+    groups, several, without = (found[name] for name in ("groups", "several", "ungrouped"))
+    left = ""
+    if groups:
+        text = f"{_with_interval(found, 'top1')} of {count(groups, 'group')}, one answer each"
+        verb = "has" if several == 1 else "have"
+        left = f"{count(several, 'group')} {verb} several labels" * bool(several)
+    elif several:
+        which = "the only group" if several == 1 else f"all {several:,} groups"
+        text = f"not measured: the images of {which} have different labels"
+    else:
+        text = "not measured: every group has one image"
+    ungrouped = f"{count(without, 'image')} without a group" * bool(without)
+    return ". ".join(filter(None, (text, ", ".join(filter(None, (left, ungrouped))))))
 
 
 def evaluation_details(found: Mapping[str, Any]) -> list[str]:

@@ -354,8 +354,9 @@ class KeptResults(TypedDict):
 class GroupResults(TypedDict):
     """Accuracy of one answer per group of images (see `predict.groups`)."""
 
-    groups: Natural  # number of groups with one label
+    groups: Natural  # number of groups with one label; 0 if every group has one image
     several: Natural  # number of groups that are left out, because their labels differ
+    ungrouped: Natural  # number of images without a group
     top1: Share | None  # None if there is no group with one label
     top1_interval: Interval | None  # counts groups
     confidence: Share | None  # mean probability of the answers

@@ -113,24 +113,29 @@ def _kept_results(
 
 
 def _group_results(
-    scored: Sequence[_LabelledPrediction], groups: Groups | None, postprocess: Postprocess
+    scored: Sequence[_LabelledPrediction], postprocess: Postprocess
 ) -> GroupResults | None:
-    """Return the accuracy of one answer for each of the `groups` (n,) whose images have one label.
+    """Return the accuracy of one answer for each group whose images have one label.
 
-    The result is None for multi-label models, and if no group has several images.
+    The result is None for multi-label models and without groups. Groups that all have one image are
+    not measured.
     """
-    if groups is None or postprocess.thresholds or len(np.unique(groups)) == len(scored):
-        return None
     labels: dict[str, set[str]] = {}
-    for row, own in zip(scored, groups, strict=True):
-        labels.setdefault(str(own), set()).add(row.label)
-    pairs = zip(scored, groups, strict=True)
-    images = (replace(row.prediction, group=str(own)) for row, own in pairs)
+    grouped = [row for row in scored if row.group]
+    for row in grouped:
+        labels.setdefault(row.group, set()).add(row.label)
+    if postprocess.thresholds or not labels:
+        return None
+    images = (replace(row.prediction, group=row.group) for row in grouped)
     answers = [a for a in answer_groups(images, postprocess) if len(labels[a.path]) == 1]
+    several = len(labels) - len(answers)
+    if len(labels) == len(grouped):
+        answers = []
     right = np.array([{one.answer} == labels[one.path] for one in answers], bool)
     return {
         "groups": len(answers),
-        "several": len(labels) - len(answers),
+        "several": several,
+        "ungrouped": len(scored) - len(grouped),
         "top1": float(right.mean()) if answers else None,
         "top1_interval": accuracy_interval(right) if answers else None,
         "confidence": math.fsum(a.probability for a in answers) / len(answers) if answers else None,
@@ -301,7 +306,7 @@ def evaluate(
         ),
         "data": cast("EvaluatedData", used),
         "kept": _kept_results(predictions, postprocess.threshold, groups),
-        "by_group": _group_results(scored, groups, postprocess),
+        "by_group": _group_results(scored, postprocess),
         "by": None,
     }
     if by is not None:

@@ -54,6 +54,5 @@ def answer_groups(
             usual = (note for note, images in group.notes.items() if 2 * images > scored)
             answer = replace(answer, notes=(*answer.notes, *usual))
         else:
-            error = "its image cannot be read" if group.images == 1 else "no image can be read"
-            answer = Prediction(path=name, error=error, run=postprocess.run_name)
+            answer = Prediction(path=name, error="no readable image", run=postprocess.run_name)
         yield replace(answer, images=group.images, unreadable=group.unreadable)

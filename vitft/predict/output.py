@@ -228,6 +228,10 @@ def find_resume_point(
         for number, (row, length) in enumerate(_read_rows(file, part), start=1):
             image = next(images, None)
             _check_name(part, number, row.path, image.name if image else None)
+            if image and row.group != image.group:
+                names = visible(row.group), visible(image.group)
+                reason = f"row {number} is in the group {names[0]}, but should be in {names[1]}"
+                raise _cannot_resume(part, reason)
             again, size = [*again, *filter(None, [image])], size + length
             if number % chunk == 0:
                 done, start, again = number, size, []

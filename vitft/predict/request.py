@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from vitft.config.sections import DataSpec
+from vitft.data.groups import with_group_by
 from vitft.system.errors import UsageError
 from vitft.system.imports import require_extra
 from vitft.system.suggest import Spelling, option
@@ -57,7 +58,7 @@ class Marks:
         if self.confidence is not None and self.precision is None:
             raise UsageError(
                 f"{self.spell('confidence')} has no effect without {self.spell('precision')}",
-                fix=f"add {self.spell('precision', 0.9)}",
+                fix=f"add {self.spell('precision', 0.9)}, or remove {self.spell('confidence')}",
             )
 
     @property
@@ -165,6 +166,7 @@ class PredictRequest(Marks):
             )
         if self.top_k < 1:
             raise UsageError(f"invalid --top-k {self.top_k}", fix="use an integer of 1 or more")
+        self._check_groups()
         Marks.__post_init__(self)
         if self.tta and self.guarantees:
             problem = f"{self.guarantees[0]} does not support --tta, which changes probabilities"
@@ -181,18 +183,21 @@ class PredictRequest(Marks):
                 "standard input",
                 fix="use --out FILE.csv, and --list FILE instead of -",
             )
-        self._check_groups()
         if self.engine == "numpy" and (used := self.torch_options):
             problem = f"the NumPy engine does not support {used[0]}"
             raise UsageError(problem, fix="remove --engine numpy")
 
     def _check_groups(self) -> None:
         """Raise UsageError if `group_by` is invalid, or if an option only holds for images."""
-        single = {"--precision": self.precision, "--coverage": self.coverage}
+        single = {
+            "--precision": self.precision,
+            "--confidence": self.confidence,
+            "--coverage": self.coverage,
+        }
         if self.groups != DataSpec() and (used := [k for k, v in single.items() if v is not None]):
             raise UsageError(
                 f"{used[0]} holds for single images, so it cannot be used with --group-by",
-                fix=f"remove {used[0]}, or use --threshold",
+                fix=f"remove {' and '.join(used)}, or use --threshold",
             )
 
     def _check_counts(self) -> None:
@@ -228,7 +233,9 @@ class PredictRequest(Marks):
     @property
     def groups(self) -> DataSpec:
         """Settings with the column or the pattern of the groups, if any."""
-        return DataSpec(group_by=self.group_by or "")
+        if self.group_by is None:
+            return DataSpec()
+        return with_group_by(DataSpec(), self.group_by, "--group-by")
 
     @property
     def torch_options(self) -> list[str]:

@@ -78,12 +78,10 @@ def check_request(
     config, data = _prepared(config)
     named = {key: getattr(config.data, key.partition(".")[2]) for key in SETTING_OF.values()}
     useless = [f"{key}={value}" for key, value in named.items() if value]
-    if useless and not is_table(data):
-        in_path = ", or find the groups in the paths: --group-by 'patient([0-9]+)'"
+    if useless and not (is_table(data) or config.data.group):
         raise UsageError(
             f"{useless[0]} has no effect: {config.data.path} is not a table",
-            fix=f"remove it, or use a table of labels ({', '.join(TABLE_SUFFIXES)})"
-            + in_path * useless[0].startswith("data.group="),
+            fix=f"remove it, or use a table of labels ({', '.join(TABLE_SUFFIXES)})",
         )
     scanned = scan(data, config.data)
     if config.data.val_from == "test" and {"val", "test"} <= {row.split for row in scanned.rows}:
