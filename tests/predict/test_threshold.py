@@ -14,7 +14,7 @@ from vitft.predict import (
     needed_images,
     smallest_cover,
 )
-from vitft.system import RunDir, write_json
+from vitft.system import RunDir, UsageError, write_json
 
 
 def calibrated(images: int, *, seed: int = 0) -> Answers:
@@ -116,6 +116,20 @@ def test_a_threshold_covers_the_predictions_at_or_above_it(tmp_path: Path) -> No
     right = int((arrays["train_correct"] & (arrays["train_probability"] >= found.value)).sum())
     assert found.precision == (right + 40) / found.covered
     assert found.interval == wilson_interval(right + 40, found.covered)
+
+
+def test_a_failed_test_does_not_claim_that_no_threshold_passes(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 60)
+    arrays = dict(np.load(run / "validation.npz")) | {"train_correct": np.arange(60) >= 20}
+    RunDir(run).write_arrays("validation.npz", **arrays)
+
+    with pytest.raises(UsageError) as error:
+        choose_threshold(run, 0.95, confidence=0.95)
+
+    assert error.value.problem == (
+        "the test of a precision of 95% with 95% confidence fails: there are too many mistakes for "
+        "so few images"
+    )
 
 
 def test_the_number_of_needed_images_is_enough() -> None:
