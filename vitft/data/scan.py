@@ -536,15 +536,15 @@ def _sequence_note(folder: Images) -> str:
         return (
             f"the names look like {len({*found.values()}):,} sequences, e.g. {name} in {path}: if "
             f"the images of one show the same patient or place, use --group-by '{_SEQUENCE}' (or a "
-            "column, data.group)"
+            "column)"
         )
     frames = [path for path in paths if re.search(_FRAME, path, re.IGNORECASE)]
     if len(frames) <= 0.8 * len(paths):
         return ""
     return (
         f"the names look like frames of a video, e.g. {frames[0]}: neighbouring frames are on both "
-        "sides of the split, unless a column names the video of each image (data.group), or a part "
-        "of the path does (data.group_by)"
+        "sides of the split, unless --group-by finds the video of each image in the path or names "
+        "its column"
     )
 
 
