@@ -43,6 +43,7 @@ def asked(words: str, code: int = 0) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_a_program_goes_from_a_folder_to_a_corrected_exported_and_served_model(
     photos: Path,
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from vitft.cli.main import main
 
 
+@pytest.mark.long
 def test_several_processes_count_the_images_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
