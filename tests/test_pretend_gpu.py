@@ -16,6 +16,7 @@ from tests.training.test_run import run_it
 from vitft.cli.main import main
 from vitft.config import OptimSpec
 from vitft.explain import Method, explain, load_run_model
+from vitft.features import cross_validate, nearest_neighbours, solve_head, votes_outside_group
 from vitft.predict import Predictor
 from vitft.training import Batch, Trainer
 
@@ -141,3 +142,31 @@ def test_a_step_waits_for_the_gpu_twice_whatever_its_micro_batches(micro_batch: 
         trainer.step(batch)
 
     assert counts.syncs - before == 2  # loss and correct images, norm of the gradient
+
+
+@pytest.mark.parametrize("kind", ["one block", "several blocks", "several labels"])
+def test_a_head_is_solved_where_its_features_are(kind: str) -> None:
+    y = torch.arange(120) % 4
+    x = torch.randn(120, 48, generator=torch.Generator().manual_seed(0))
+    x += 1.5 * torch.eye(4).repeat(1, 12)[y]
+    if kind == "several labels":
+        y = torch.stack([y == 0, y == 1, y < 2, y == 3], dim=1).float()
+
+    def figures_of(x: torch.Tensor) -> list[torch.Tensor]:
+        read = 24 if kind == "several blocks" else None
+        head = solve_head(x, y, classes=4, balanced=False, seed=0, read=read)
+        scores = cross_validate(x, y, "abcd", method=head.method, balanced=False, seed=0)
+        assert scores is not None
+        votes = nearest_neighbours(x, y, x[:30], classes=4)
+        others = votes_outside_group(x, y, torch.arange(120) // 2, classes=4)
+        return [head.weight, head.bias, *head.last, scores[1][1], votes, others]
+
+    expected = figures_of(x)
+    with pretend_gpu() as counts:
+        there = x.to("cuda")
+        counts.most_to_gpu = 0
+        found = figures_of(there)
+
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
+    assert max(counts.most_to_gpu, counts.most_to_cpu) < x.numel() / 4  # no features

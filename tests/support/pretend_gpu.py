@@ -47,6 +47,9 @@ class Counts:
     """Copies to the GPU that wait for it, because they are not pinned and `non_blocking`."""
     to_gpu: int = 0
     to_cpu: int = 0
+    most_to_gpu: int = 0
+    """Number of values in the largest copy to the GPU."""
+    most_to_cpu: int = 0
     images_to_gpu: int = 0
     """Images (uint8) that were copied to the GPU, counted each time."""
     most_images: int = 0
@@ -176,6 +179,7 @@ def count(func: Any, args: Any) -> None:
 def count_copy_in(source: Tensor, *, waits: bool) -> None:
     """Count a copy to the GPU."""
     COUNTS.to_gpu += 1
+    COUNTS.most_to_gpu = max(COUNTS.most_to_gpu, source.numel())
     COUNTS.images_to_gpu += len(source) if source.dtype == torch.uint8 and source.ndim == 4 else 0
     if waits:
         COUNTS.waiting_copies += 1
@@ -192,6 +196,7 @@ def copy_across(func: Any, target: Tensor, source: Tensor, non_blocking: bool = 
         return target
     assert isinstance(source, OnGpu)
     COUNTS.to_cpu += 1
+    COUNTS.most_to_cpu = max(COUNTS.most_to_cpu, source.numel())
     if non_blocking and is_pinned(target):
         COUNTS.timeline.copy_out(target, source.values)
     else:
@@ -295,6 +300,7 @@ def move(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) 
             stream.copied.append(made)
         return made
     COUNTS.to_cpu += 1
+    COUNTS.most_to_cpu = max(COUNTS.most_to_cpu, tensor.numel())
     COUNTS.wait()
     values = tensor.values.detach()
     return values.clone() if dtype is None else values.to(dtype, copy=True)
@@ -401,6 +407,7 @@ def pretend_gpu(*, has_bf16: bool = True, most_images: int = 0, gpus: int = 1) -
         "max_memory_reserved": lambda *_: 0,
         "max_memory_allocated": lambda *_: 0,
         "reset_peak_memory_stats": lambda *_: None,
+        "mem_get_info": lambda *_: (2**40, 2**40),
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda *_: None,
         "manual_seed_all": lambda *_: None,

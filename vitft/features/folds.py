@@ -138,7 +138,7 @@ class Folded:
 
 
 def held_out_logits(x: Tensor, fold_id: Tensor, heads: Tensor) -> Tensor:
-    """Return each image's logits (n, C) from the head of the fold that held it out.
+    """Return each image's logits (n, C), on the CPU, from the head of the fold that held it out.
 
     The heads (K, C, read + 1) may read the leading features only. The logits of an image that no
     fold holds out are undefined.
@@ -146,7 +146,7 @@ def held_out_logits(x: Tensor, fold_id: Tensor, heads: Tensor) -> Tensor:
     logits = torch.empty(len(x), heads.shape[1])
     for k, head in enumerate(heads):
         rows = fold_id == k
-        logits[rows] = linear_logits(x[rows, : head.shape[1] - 1], head).float()
+        logits[rows] = linear_logits(x[rows, : head.shape[1] - 1], head).float().cpu()
     return logits
 
 

@@ -71,7 +71,7 @@ from vitft.metrics.results import (
     WeakClass,
     mostly_taken_for,
 )
-from vitft.system.device import one_thread
+from vitft.system.device import exact_float32, one_thread
 
 log = logging.getLogger(__name__)
 
@@ -175,11 +175,12 @@ def _solve_discriminant(
     logit of a class without images is log(0.5 / number of rows used) for every image. The heads are
     (S, C, D + 1), float64: weights and, in the last column, biases.
     """
-    with one_thread(when=x.numel() < _SINGLE_THREAD_VALUES):
+    with one_thread(when=x.numel() < _SINGLE_THREAD_VALUES), exact_float32(x.device):
         used = sample_weight > 0
-        x, y, weight = x[used].double(), y[used], sample_weight[used].double()
+        y, weight = y[used].to(x.device), sample_weight[used].to(x.device).double()
+        x = x[used].double()
         weight = weight / weight.sum()
-        membership = F.one_hot(y, classes).double() * weight[:, None]  # (n, C)
+        membership = x.new_zeros(len(y), classes).scatter_(1, y[:, None], weight[:, None])  # (n, C)
         prior = membership.sum(dim=0)  # (C,)
         means = membership.T @ x / prior.clamp(min=torch.finfo(prior.dtype).tiny)[:, None]  # (C, D)
         unbiased = len(y) / max(1, len(y) - int((prior > 0).sum()))
@@ -189,7 +190,7 @@ def _solve_discriminant(
         is_dual = len(residual) < residual.shape[1]  # n equations, by the Woodbury identity, not D
         rows = residual.float()  # twice as fast; rounding errors are far below the ridge
         gram = (rows @ rows.T if is_dual else rows.T @ rows).double()
-        identity = torch.eye(len(gram), dtype=gram.dtype)
+        identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
         projected, found = residual @ means.T if is_dual else means.T, list[Tensor]()
         for shrinkage in shrinkages:
             ridge, kept = shrinkage * variance, 1 - shrinkage
@@ -612,7 +613,7 @@ def solve_head(
     read: int | None = None,
     method: HeadMethod | None = None,
 ) -> SolvedHead:
-    """Fit a linear head to raw float32 features (n, D).
+    """Fit a linear head to raw float32 features (n, D), on their device; it is returned on the CPU.
 
     The rows of `x` and `y` form `views` blocks, one for each view of the same images. If `balanced`
     is set, every class has the same total weight; a class may have no rows. Near-duplicates share a
@@ -657,5 +658,10 @@ def solve_head(
         )[0]
         head = standardizer.unscale_head(method.combine(logistic, discriminant))
     return SolvedHead(
-        weight=head[0], bias=head[1], last=last, method=method, path=path, candidates=candidates
+        weight=head[0].cpu(),
+        bias=head[1].cpu(),
+        last=(last[0].cpu(), last[1].cpu()),
+        method=method,
+        path=path,
+        candidates=candidates,
     )

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.system.device import one_thread
+from vitft.system.device import exact_float32, one_thread
 
 # batched L-BFGS for smooth convex functions -------------------------------------------------------
 
@@ -173,7 +173,8 @@ def _head_objective(
     multi-label data, the cross-entropy is binary, and the heads of a problem, one for each label,
     are independent functions of their own weights: points are (K * C, D + 1), values (K * C,).
     """
-    problems = len(weights)
+    problems, penalties = len(weights), torch.as_tensor(l2).to(x).expand(classes)
+    penalties = penalties.repeat(problems)  # (K * C,)
     rows = max(1, min(_CHUNK_ROWS, _CHUNK_LOGITS // (problems * classes)))
 
     def sums(head: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,15 +201,13 @@ def _head_objective(
 
     def objective(flat: Tensor) -> tuple[Tensor, Tensor]:
         head = flat.to(x).view(-1, x.shape[1] + 1)  # (K * C, D + 1)
-        total: list[Tensor] = []  # float64, on the CPU
+        total: list[Tensor] = []  # float64
         for first in range(0, max(1, len(x)), rows):
-            terms = [term.cpu().double() for term in sums(head, slice(first, first + rows))]
+            terms = [term.double() for term in sums(head, slice(first, first + rows))]
             for one, term in zip(total, terms, strict=False):  # none for the first rows
                 one += term
             total = total or terms
         loss, slope, slope_bias = total
-        head = head.cpu()
-        penalties = torch.as_tensor(l2).to(head).expand(classes).repeat(problems)  # (K * C,)
         penalty = (0.5 * penalties * head[:, :-1].square().sum(dim=1)).double()
         slope = slope.to(head) + penalties[:, None] * head[:, :-1]
         gradient = torch.cat([slope, slope_bias.to(head)[:, None]], dim=1).double()
@@ -235,16 +234,18 @@ def solve_logistic(
     penalised. Computations use the dtype of the features, float32 or float64. The features must be
     standardised unless `standardizer` is given; it scales them chunk by chunk, without a copy of
     the whole matrix. Iterations start from the heads `start` (default: zeros) and stop as in
-    `minimise`, with a `tolerance` for up to `_TOLERANCE_CLASSES` classes.
+    `minimise`, with a `tolerance` for up to `_TOLERANCE_CLASSES` classes. All is computed on the
+    device of the features.
     """
-    weights = (sample_weight / sample_weight.sum(dim=1, keepdim=True)).to(x.dtype)
+    weights = (sample_weight / sample_weight.sum(dim=1, keepdim=True)).to(x)
+    y = y.to(x.device)
     objective = _head_objective(x, y, weights, classes=classes, l2=l2, standardizer=standardizer)
     shape = len(weights), classes, x.shape[1] + 1
-    first = torch.zeros(shape, dtype=torch.float64) if start is None else start.double()
+    first = x.new_zeros(shape, dtype=torch.float64) if start is None else start.double()
     flat = first.flatten(1) if y.ndim == 1 else first.flatten(0, 1)
     if y.ndim == 1:  # the gradient of a class is about 1 / C of the gradient of its own mean loss
         tolerance *= min(1.0, _TOLERANCE_CLASSES / classes)
-    with threads_for(*x.shape, heads=shape[0] * classes):
+    with threads_for(*x.shape, heads=shape[0] * classes), exact_float32(x.device):
         found = minimise(objective, flat, steps=steps, tolerance=tolerance)
     return found.view(shape)
 

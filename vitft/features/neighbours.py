@@ -18,17 +18,17 @@ _MAX_VOTERS = 50_000  # of more images, a fixed sample stratified by class votes
 
 
 def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -> Tensor:
-    """Return the votes (m, C) of the training images nearest to each query (m, D).
+    """Return the votes (m, C), on the CPU, of the training images nearest to each query (m, D).
 
     More similar images have more weight. At most `_MAX_VOTERS` of the training images vote.
     """
     voters = _voting_images(y)
-    x, y = x[voters], y[voters]
+    x, y = x[voters], y[voters].to(x.device)
     lengths, found = torch.linalg.vector_norm(x, dim=-1).clamp(min=1e-12), []
     for part in F.normalize(queries, dim=-1).split(_rows_at_once(len(x))):
         similarity = (part @ x.T).div_(lengths)  # (m, n)
         found.append(_votes(similarity, y, classes))
-    return torch.cat(found)
+    return torch.cat(found).cpu()
 
 
 def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -> Tensor:
@@ -36,13 +36,14 @@ def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -
 
     The votes for an image sum to 1, or to 0 if there is only one group.
     """
-    voters, known, found = _voting_images(y), F.normalize(x, dim=-1), []
+    voters, known, found = _voting_images(y), F.normalize(x, dim=-1), list[Tensor]()
+    y, groups = y.to(x.device), groups.to(x.device)
     candidates, theirs, rows = known[voters], groups[voters], _rows_at_once(len(voters))
     for part, own in zip(known.split(rows), groups.split(rows), strict=True):
         similarity = part @ candidates.T  # (m, voters)
         similarity[own[:, None] == theirs[None]] = -torch.inf
         found.append(_votes(similarity, y[voters], classes))
-    total = torch.cat(found)
+    total = torch.cat(found).cpu()
     if y.ndim == 2:
         return total
     return total / total.sum(dim=-1, keepdim=True).clamp(min=1e-30)
@@ -70,7 +71,7 @@ def _votes(similarity: Tensor, y: Tensor, classes: int) -> Tensor:
     if y.ndim == 2:
         weight = weight / weight.sum(dim=-1, keepdim=True).clamp(min=1e-30)
         return torch.einsum("mk,mkc->mc", weight, y[nearest.indices].to(weight))
-    return torch.zeros(len(similarity), classes).scatter_add_(1, y[nearest.indices], weight)
+    return weight.new_zeros(len(similarity), classes).scatter_add_(1, y[nearest.indices], weight)
 
 
 # pairs of similar images by their features, as candidates for near-duplicates ---------------------

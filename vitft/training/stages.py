@@ -38,7 +38,7 @@ from vitft.metrics.classification import (
 from vitft.metrics.results import CrossValidation, LogLine, Metrics, SolvedHeadResults
 from vitft.models.timm_model import Model
 from vitft.system import console
-from vitft.system.device import one_thread
+from vitft.system.device import one_thread, to_device
 from vitft.system.errors import ResourceError
 from vitft.system.rundir import read_run_lines
 from vitft.system.text import duration, percent
@@ -62,6 +62,10 @@ log = logging.getLogger(__name__)
 
 
 # a linear head, fitted without a training loop and cross-validated --------------------------------
+
+_GPU_COST = 10**9
+"""Multiplications per step above which a head is solved on the GPU; estimated, not measured."""
+_GPU_ROOM_BYTES = 2**31  # memory for logits and for other tensors of the solver
 
 
 def solve_head_stage(fitted: Fitted) -> SolvedHead:
@@ -141,7 +145,7 @@ def _score(
     if solved.candidates:
         # Which blocks the head reads, and the scores that led to this choice
         weight, bias = solved.last
-        right = (held_out @ weight.T + bias).argmax(dim=1) == truth
+        right = (held_out @ weight.to(held_out).T + bias.to(held_out)).argmax(dim=1).cpu() == truth
         blocks = fitted.model.config.read_blocks
         results["head"] = {
             "blocks": blocks,
@@ -181,7 +185,7 @@ def _cross_validate_images(
     results, held_out = scores or (None, None)
     if not _stands_for_new_images(data, config):
         results = None
-    features = distinct[:, : method.read]
+    features = distinct[:, : method.read].cpu()
     return results, ScoredImages(features=features, held_out=held_out)
 
 
@@ -216,12 +220,21 @@ def representative_scores(fitted: Fitted) -> ScoredImages | None:
 def _head_features(
     model: Model, inputs: StageInputs, views: Sequence[View]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return inputs to the head: training (views * n, D), by view, validation, and distinct."""
+    """Return inputs to the head: training (views * n, D), by view, validation, and distinct.
+
+    They are on the GPU if a head is solved faster there and they fit into its memory.
+    """
     data = inputs.data
     parts = [inputs.inputs_to_head(model, data.manifest.train, view) for view in views]
-    training = torch.cat(parts) if len(parts) > 1 else parts[0]  # a single part is not copied
-    validation = inputs.inputs_to_head(model, distinct_rows(data.manifest.val))
-    return training, validation, inputs.inputs_to_head(model, data.distinct)
+    found = [torch.cat(parts) if len(parts) > 1 else parts[0]]  # a single part is not copied
+    for rows in (distinct_rows(data.manifest.val), data.distinct):
+        found.append(inputs.inputs_to_head(model, rows))
+    heads = CV_FOLDS * len(data.manifest.outputs)
+    if data.device.type == "cuda" and found[0].numel() * heads > _GPU_COST:
+        room = torch.cuda.mem_get_info(data.device)[0] - _GPU_ROOM_BYTES
+        if 2 * sum(x.nbytes for x in found) < room:  # the features, and a standardised copy
+            found = [to_device(x, data.device) for x in found]
+    return found[0], found[1], found[2]
 
 
 def read_last_block(model: Model, head: LinearHead) -> None:
