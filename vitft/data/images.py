@@ -1006,8 +1006,7 @@ def measure_grey_range(
     paths = [
         f"{root}/{file.path}"
         for file in (folder.rows if own is None else own)
-        if file.split in ("train", "")
-        and FORMAT_BY_SUFFIX.get(f".{file.path.rpartition('.')[2].lower()}") in ("PNG", "TIFF")
+        if file.split in ("train", "") and may_be_wide(file.path)
     ]
     own_wide = [*compress(paths, in_order(_has_wide_header, paths, workers=workers))]
     wide = sorted(gather(own_wide))
@@ -1041,6 +1040,11 @@ def measure_grey_range(
         f"{high:,.6g} (the range of the dataset) are scaled to 8 bits{clips}"
     )
     return low, high
+
+
+def may_be_wide(path: str) -> bool:
+    """Return whether the suffix is that of a format with more than 8 bits per channel."""
+    return FORMAT_BY_SUFFIX.get(f".{path.rpartition('.')[2].lower()}") in ("PNG", "TIFF")
 
 
 def _has_wide_header(source: str | bytes) -> bool:

@@ -15,7 +15,14 @@ import numpy as np
 from vitft.config.schema import require
 from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.image_table import Images, Row
-from vitft.data.images import MAX_PIXELS, check_any_readable, in_order, is_dark, log_inspection
+from vitft.data.images import (
+    MAX_PIXELS,
+    check_any_readable,
+    in_order,
+    is_dark,
+    log_inspection,
+    may_be_wide,
+)
 from vitft.data.listed_files import check_some_exist
 from vitft.data.sources import sources
 from vitft.data.transforms import eval_view
@@ -154,7 +161,7 @@ def load_embedder(
         log_inspection(inspected)
         check_any_readable(inspected)
         if not pipeline.transform.grey_range:
-            files = (inspected.locate(row) for row in inspected.rows)
+            files = (inspected.locate(r) for r in inspected.rows if may_be_wide(r.path))
             warn_of_dark(sum(in_order(is_dark, files, workers=extractor.workers)))
         log_cached_features(inspected, extractor.computed - before)
         paths, digests = zip(*((r.path, r.sha256) for r in inspected.rows), strict=True)
