@@ -36,7 +36,8 @@ HEAD = """# Settings
 
 Set any of these with `--set optim.ema=0.999`, or in a TOML file for `--recipe`. If a
 setting has an option, such as `--fit`, it is described under [options](options.md#vitft-finetune).
-An empty value column means text, or true and false.
+An empty value column means text, or true and false. Columns of a table have
+[usual names](tables.md#columns) by default.
 """
 OPTIONS_HEAD = """# Commands and options
 
@@ -45,8 +46,6 @@ and warnings only) and `--debug` (tracebacks).
 
 ## Common options
 
-| option | |
-|---|---|
 """
 
 
@@ -140,9 +139,9 @@ def options_of(command: Parser) -> list[tuple[str, str]]:
 
 
 def row(option: tuple[str, str]) -> str:
-    """Return a line of a table of options."""
-    usage, meaning = (cell.replace("|", "\\|") for cell in option)
-    return f"| `{usage}` | {meaning} |\n"
+    """Return a line of a list of options."""
+    usage, meaning = option
+    return f"- `{usage}`: {meaning}\n"
 
 
 def section(command: Parser, common: Container[tuple[str, str]]) -> str:
@@ -153,7 +152,7 @@ def section(command: Parser, common: Container[tuple[str, str]]) -> str:
     also = [f"`{usage.split()[0]}`" for usage, _ in options_of(command) if (usage, _) in common]
     return (
         f"\n## {command.prog}\n\n{summary}. [Guide]({page}).\n"
-        + "\n| option | |\n|---|---|\n" * bool(own)
+        + "\n" * bool(own)
         + "".join(own)
         + f"\n[Also](#common-options) {', '.join(also)}.\n" * bool(also)
     )

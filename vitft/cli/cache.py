@@ -17,8 +17,7 @@ _FOLDER = "--cache DIR  folder of cached features (default: ~/.cache/vitft/featu
 @Command(
     "cache list",
     _FOLDER,
-    help="list cached features with their layer, precision, last use and size, and local copies of "
-    "data",
+    help="list cached features and local copies of data",
 )
 def _list_cache(args: argparse.Namespace) -> int:
     """Print a table of the cached features and their total size."""

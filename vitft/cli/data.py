@@ -20,7 +20,7 @@ name [NAME]  name of a known dataset (available: flower_photos)
 --url URL  URL of a .tar, .tar.gz or .zip file
 --out DIR  folder to create (default: ./NAME)
 --sha256 HEX  expected SHA-256 of the archive
---allow-private-addresses  also download from this machine and its local network
+--allow-private-addresses
 """,
     help="download an archive and unpack its image folder",
 )

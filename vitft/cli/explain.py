@@ -38,8 +38,8 @@ common options:
 --weights NAME  pretrained weights to explain instead of a run
 --class NAME  class to explain (default: the most probable one)
 --out DIR  new folder for the images (default: explained)
---model  plot a ViT's filters, position embeddings and attention distances, without images
---patches  draw how a ViT cuts each image into patches and turns them into tokens
+--model  plot filters, position embeddings and attention distances, without images
+--patches  draw how each image becomes patches and tokens
 output options:
 --size N  minimum shorter side of the results in pixels (default: {MIN_SIDE_PX})
 --legend  add a colour bar to each image, e.g. for slides

@@ -50,9 +50,8 @@ ONNX and PyTorch graphs:
 run:
 --run RUN  run directory, checkpoint or hf:OWNER/NAME (default: runs/latest)
 --out DIR  new folder for the export (default: export, or export-2 and so on)
---format FORMAT := table  print what was written as text (table) or as one JSON object (json)
---images N := {NUM_COMPARED}  number of validation images used to compare the exported model with
-    the original
+--format FORMAT := table  output format: table or json
+--images N := {NUM_COMPARED}  number of validation images on which the export is compared
 --licence NAME  licence stated in the README, e.g. mit (default: licence of the pretrained weights)
 Hugging Face Hub:
 --push-to-hub OWNER/NAME  repository to push the export to

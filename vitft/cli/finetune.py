@@ -72,10 +72,9 @@ common options:
 run options:
 --out DIR  run directory (default: runs/<time>-<data>)
 --resume DIR  directory of an unfinished run to continue
---max-time TIME  stop after a time, e.g. 90s, 10m or 2h, to continue with --resume (--budget plans
-    trials by the time)
+--max-time TIME  stop after a time, e.g. 90s, 10m or 2h, to continue with --resume
 --dry-run  check all inputs, print the settings and what would be trained, and exit
---format table|json := table  print the results as text or as one JSON object
+--format
 --seed N  seed for split and training (--set train.seed=N keeps the split, default: 0)
 """,
     changed={

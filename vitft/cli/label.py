@@ -35,7 +35,7 @@ _MIN_PER_CLASS = 2
 data DIR  folder of images, with or without subfolders
 --weights NAME  pretrained weights for the features (larger ones need fewer answers, default:
     {_BUNDLED})
---run RUN  run directory or checkpoint whose model computes the features and makes the first guesses
+--run RUN  run directory or checkpoint for the features and the first guesses
 --classes A,B,...  class names, separated by commas (the page can add more)
 --out FILE := labels.csv  table to which the answers are appended
 --host

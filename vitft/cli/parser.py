@@ -231,6 +231,7 @@ _SHARED = """
 --allow-pickle  allow .pth files, which are pickles
 --format table|json := table  output format
 --host ADDRESS := 127.0.0.1  address to listen on
+--allow-private-addresses  also download from this machine and its local network
 --set KEY=VALUE  how to read a table of labels, e.g. data.label=species (may be repeated)
 """
 """Options that several commands have in common."""

@@ -55,7 +55,7 @@ large jobs:
 @Command(
     "predict",
     f"""
-images [IMAGE ...]  file, folder, pattern, URL or - (see below)
+images [IMAGE ...]  file, folder, pattern, URL, list of paths or -
 common options:
 --run
 --format {"|".join(ROW_FORMATS)}  format of the rows (default: inferred from the suffix of --out,
@@ -69,12 +69,12 @@ common options:
 --counts  print the number of images of each class, adjusted for mistakes, instead of rows (table,
     json or csv)
 --group-by COLUMN|folder|PATTERN  one row per group (burst, video, patient) by column, parent folder
-    or regular expression (see below)
+    or regular expression
 --explain DIR  new folder for relevance overlays of the images
 --resume  continue an unfinished output file
 advanced options:
 --list FILE  file with a list of images (may be repeated)
---allow-private-addresses  also download images from this machine and its local network
+--allow-private-addresses
 --device
 --bom  begin CSV with a byte order mark, so that Excel reads it as UTF-8
 --tta  average the predictions for each image and its mirror image

@@ -13,7 +13,7 @@ from vitft.system.files import resource
     "recipes",
     """
 name [NAME]  name of a recipe to print (default: list all recipes)
---format table|json := table  format of the list
+--format
 """,
 )
 def _recipes_command(args: argparse.Namespace) -> int:

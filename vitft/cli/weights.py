@@ -15,10 +15,10 @@ from vitft.system.text import duration
     "weights list",
     """
 --all  list the whole catalogue
---size tiny|small|base|large|huge  list only models of this size
---licence NAME  list only weights with this licence: open (no further terms), commercial (allows
+--size tiny|small|base|large|huge  only models of this size
+--licence NAME  only weights with this licence: open (no further terms), commercial (allows
     commercial use) or e.g. apache-2.0
---data WORD  list only weights trained on this dataset, e.g. 21k
+--data WORD  only weights trained on this dataset, e.g. 21k
 --format
 """,
     help="list recommended weights, or the whole catalogue",

@@ -37,25 +37,23 @@ class DataSpec:
     folder of the torchvision datasets (default: `data`)."""
     label: str = setting("", aliases="label_column target target_column y_col class_column")
     """Column of the class or the labels, several columns separated by commas, or `*` for all
-    columns without another use. Default: a common name, e.g. `label`, `class` or `labels`."""
+    columns without another use."""
     labels: Literal["auto", "one", "several"] = "auto"
-    """Whether each image has exactly `one` class, or any number of labels (`several`). `auto` means
-    `several` if a cell contains `data.separator` or a list, or if several columns, `labels` or
-    `tags` hold the labels. If each image has exactly one label, it means `one`."""
+    """`one` class per image, or any number of labels (`several`). `auto` means `several` if a cell
+    contains `data.separator` or a list, or if several columns, `labels` or `tags` hold the labels.
+    If each image has exactly one label, it means `one`."""
     separator: str = "|"
     """Text between the labels in a cell of a table, e.g. `,` or a blank."""
     path_column: str = setting("", aliases="x_col image_column file_column filename_column")
-    """Column of the image paths. Default: a common name."""
+    """Column of the image paths."""
     split_column: str = ""
-    """Column that assigns images to train, val or test. Default: a common name, e.g. `split`.
-    `none` ignores that column."""
+    """Column that assigns images to train, val or test. `none` ignores it."""
     group: str = setting("", aliases="group_column groups patient patient_id")
-    """Column of the group of each image, e.g. the patient. Default: a common name. `none` ignores
-    that column. A group is never divided between training and validation."""
+    """Column of the group of each image, e.g. the patient. `none` ignores it. A group is never
+    divided between training and validation."""
     time: str = setting("", aliases="time_column date_column datetime_column timestamp_column")
-    """Column of the date of each image, for `split=time`. Default: a common name, e.g. `date`.
-    Without such a column, or if its cell is empty, the EXIF date counts. `none` ignores the
-    column."""
+    """Column of the date of each image, for `split=time`. `none` ignores it. Without a date, the
+    EXIF date counts."""
     group_by: str = setting(
         "",
         "column with the group (patient, video), `folder` for the parent folder, or a regular "
@@ -63,8 +61,8 @@ class DataSpec:
         metavar="COLUMN|folder|PATTERN",
         shown="-",
     )
-    """The images of a group stay together. An expression has one pair of parentheses. A name
-    without them is a column, as with `data.group`. It replaces a group column."""
+    """An expression has one pair of parentheses. A name without them is a column, as with
+    `data.group`. It replaces a group column."""
     classes: str = setting(
         "",
         "table with the columns class and new_class that renames, merges or drops classes",
@@ -89,7 +87,7 @@ class DataSpec:
     """With `auto`, the test images are evaluated once, at the end."""
     like: str = setting(
         "",
-        "earlier run whose held-out images are held out again, e.g. after you added images",
+        "earlier run whose held-out images are held out again",
         metavar="RUN",
         shown="-",
         aliases="previous_run base_run same_split",
@@ -102,7 +100,7 @@ class DataSpec:
     seed: int = setting(0, ge=0)
     """Seed for the split."""
     max_pixels: int = setting(100_000_000, ge=1)
-    """Maximum number of pixels of an image. Larger images are rejected before decoding."""
+    """Maximum number of pixels of an image, checked before decoding."""
     allow_private_addresses: bool = False
     """Also fetch tar shards from this machine and its local network."""
     allow_bad: bool = False
@@ -295,7 +293,7 @@ class OptimSpec:
 
     solver: Literal["lbfgs", "sgd", "adamw"] = setting(
         "lbfgs",
-        "lbfgs fits a head on cached features without steps, while sgd and adamw train in steps",
+        "lbfgs fits a head without steps, while sgd and adamw train in steps",
         shown="lbfgs for a head alone, else adamw",
         aliases="optimizer optimiser opt",
     )
@@ -305,13 +303,13 @@ class OptimSpec:
     """Give all classes the same total weight in the loss, regardless of their sizes."""
     lr: float | None = setting(
         None,
-        "peak learning rate (switches a head from the solver to steps)",
+        "peak learning rate (a head then trains in steps)",
         gt=0,
         shown="depends on the trained layers, see docs/settings.md",
         common=True,
         aliases="learning_rate lrate base_lr lr0 blr eta",
     )
-    """The peak is reached at the end of warm-up."""
+    """Reached at the end of warm-up."""
     schedule: Literal["cosine", "constant"] = setting(
         "cosine", aliases="scheduler lr_scheduler lr_scheduler_type sched"
     )
@@ -328,7 +326,7 @@ class OptimSpec:
     """Weight decay of matrices. Norms, biases, position embeddings and tokens are not decayed."""
     epochs: int = setting(
         20,
-        "passes over the training images (switches a head from the solver to steps)",
+        "passes over the training images (a head then trains in steps)",
         ge=1,
         shown="20 for a head or pre_logits, 10 for more layers, 100 from scratch",
         common=True,
@@ -336,7 +334,7 @@ class OptimSpec:
     )
     batch_size: int | None = setting(
         None,
-        "images per step (switches a head from the solver to steps)",
+        "images per step (a head then trains in steps)",
         ge=1,
         shown="8 to 32 by the number of images, 256 from scratch",
         common=True,
@@ -356,7 +354,7 @@ class OptimSpec:
     then validated and saved. 0 means none."""
     interpolation: float = setting(1.0, gt=0, le=1)
     """Fraction of the trained weights in the saved ones. The rest are the weights before the stage
-    (WiSE-FT). 0.5 is their mean, which may help with few images."""
+    (WiSE-FT). 0.5 may help with few images."""
     patience: int = setting(0, ge=0, aliases="early_stopping early_stopping_patience")
     """Number of epochs without improvement after which to stop. 0 trains all epochs."""
 
@@ -386,19 +384,17 @@ class TrainSpec:
         common=True,
         aliases="freeze unfreeze trainable_layers freeze_layers",
     )
-    """`pre_logits` and `blocks:N` include the head. `lora` trains low-rank adapters in all blocks,
-    and the head. Stages start from the previous
-    result."""
+    """`pre_logits`, `blocks:N` and `lora` include the head. `lora` trains low-rank adapters in all
+    blocks."""
     augment: Literal["none", "crop", "rand", "shift"] = setting(
         "none", aliases="augmentation transforms auto_augment aa"
     )
-    """Augmentation. `crop`: a new random crop and flip in each epoch. `rand`: the same with
-    RandAugment. `shift`: a shift by a few pixels and a flip, for small images."""
+    """[Augmentation](augmentation.md). `crop`: a new random crop and flip in each epoch. `rand`:
+    the same with RandAugment. `shift`: a shift by a few pixels and a flip, for small images."""
     padding: int = setting(0, ge=0, le=512)
     """Maximum shift in pixels for `augment=shift`. 0 means an eighth of the image's side."""
     flip: float = setting(0.5, ge=0, le=1)
-    """Probability that augmentation mirrors an image. Use 0 if left and right differ in meaning,
-    e.g. for text."""
+    """Probability that augmentation mirrors an image. Use 0 for text, for example."""
     crop_scale: float = setting(0.08, gt=0, le=1)
     """Minimum area of a random crop, as a fraction of the image area."""
     mixup: float = setting(0.0, ge=0)
@@ -414,8 +410,7 @@ class TrainSpec:
     sampling: Literal["shuffled", "balanced"] = setting(
         "shuffled", aliases="sampler weighted_sampler"
     )
-    """`shuffled` uses every image once per epoch. `balanced` uses the same number from each
-    class."""
+    """`balanced` uses the same number of images from each class in an epoch."""
     budget: str = setting(
         "",
         "time to spend, e.g. 10m: trains more layers if trials show a gain (--max-time only stops)",
@@ -427,8 +422,8 @@ class TrainSpec:
     views: int = setting(0, "augmented copies of each training image to cache", ge=0, le=1000)
     """The original is cached too."""
     head_blocks: int = setting(0, ge=0, le=1024)
-    """Number of last blocks whose features a head fitted by `lbfgs` may use. Cross-validation
-    decides between all of them and the last block. 0 means as many as fit quickly, up to 6."""
+    """Number of last blocks whose features a head fitted by `lbfgs` may use
+    ([how](training.md#features-from-several-blocks)). 0 means as many as fit quickly, up to 6."""
     cache: str = setting(
         "",
         "folder of cached features, or none to disable the cache",
@@ -466,8 +461,8 @@ class TrainSpec:
     checkpointing: bool = setting(False, aliases="gradient_checkpointing grad_checkpointing")
     """Activation checkpointing, which saves memory but takes a third more time."""
     shard: bool = setting(False, aliases="fsdp")
-    """Shard weights, gradients and optimiser state over the processes of torchrun (FSDP2), for
-    models that would otherwise not fit in memory."""
+    """Shard weights, gradients and optimiser state over the processes of torchrun
+    ([FSDP2](gpu.md#sharding-fsdp2))."""
     timeout: float = setting(1800.0, gt=0, le=10**6)
     """Seconds after which an unresponsive torchrun process is considered lost."""
     tracker: str = setting(
