@@ -2,7 +2,8 @@
 
 Only numbers with a decimal point, an exponent or a percent sign have a tolerance: counts are exact.
 Two of them are equal if they differ by at most `relative` of the larger one, by one unit of the
-last printed digit, or by 2e-5: so much differs between CPUs with and without AVX.
+last printed digit, or by 2e-5: so much differs between CPUs, because heads that are only compared
+are not solved to convergence.
 """
 
 import difflib
@@ -40,7 +41,7 @@ VARYING = [
     (r"\b[\d,]+ MiB\b", "N MiB"),
     (r"\bcpu \([^)]*\)", "cpu (...)"),
     (r"(\d\.\de[+-]\d\d +\d+) +[\d.]+ +[\d.]+$", r"\1 N N"),  # rates of an export
-    (r"\b\d\.\de-(?:0[5-9]|[1-9]\d)\b", "TINY"),  # rounding errors of float32
+    (r"\b(?:0\.0e\+00|\d\.\d+e-(?:0[5-9]|[1-9]\d))\b", "TINY"),  # rounding errors of float32
 ]  # fmt: skip
 """Patterns of what changes from call to call, machine to machine or version to version."""
 
@@ -91,7 +92,7 @@ class TextExtension(SingleFileSnapshotExtension):
 
     _write_mode = WriteMode.TEXT
     file_extension = "txt"
-    relative = 1e-2
+    relative = 2e-2
 
     def matches(self, *, serialized_data: Any, snapshot_data: Any) -> bool:
         return settled(serialized_data, snapshot_data, self.relative) == snapshot_data
