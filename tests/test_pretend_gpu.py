@@ -13,7 +13,6 @@ from torch import nn
 from tests.models.test_timm_model import random_model, saved
 from tests.support.pretend_gpu import pretend_gpu
 from tests.training.test_run import run_it
-from vitft.cli.main import main
 from vitft.config import OptimSpec
 from vitft.explain import Method, explain, load_run_model
 from vitft.features import cross_validate, nearest_neighbours, solve_head, votes_outside_group
@@ -103,19 +102,6 @@ def test_predictions_and_heat_maps_of_a_gpu_are_those_of_the_cpu(
     assert counts.to_gpu > 0
     assert on_gpu[0] == on_cpu[0]
     np.testing.assert_allclose(on_gpu[1], on_cpu[1], atol=1e-5)
-
-
-def test_validation_images_are_scored_on_a_gpu(
-    image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = run_it(image_folder, tiny_weights, tmp_path / "run", **settings("all")).run
-    with pretend_gpu() as counts:
-        code = main(
-            ["evaluate", "--data", str(image_folder), "--run", str(run), "--device", "cuda"]
-        )
-
-    assert code == 0, capsys.readouterr().err
-    assert counts.to_gpu > 0
 
 
 def test_a_gpu_without_bf16_trains_in_fp16(

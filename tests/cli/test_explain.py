@@ -1,6 +1,5 @@
 """The command `vitft explain`: files, messages and refused options."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -81,21 +80,3 @@ def test_hostile_names_become_safe_file_names(run: Path) -> None:
     assert len(written) == 6
     assert "001-a_b.png" in written
     assert all(len(name) < 60 and "\u202e" not in name for name in written)
-
-
-@pytest.mark.parametrize("field", [{"pool": "mean"}, {"registers": 2}, {"distilled": True}])
-def test_models_of_every_architecture_are_explained(
-    tiny_config: ViTConfig,
-    tmp_path: Path,
-    image_folder: Path,
-    field: dict[str, object],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = replace(tiny_config, **field, image_size=(8, 24))  # type: ignore[arg-type]
-    other = write_run(tmp_path / "other", config)
-    image = str(image_folder / "red" / "000.png")
-
-    for method in ("relevance", "rollout", "attention"):
-        out = ["--out", method, "--method", method]
-        assert main(["explain", image, "--run", str(other), *out]) == 0

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.data.test_groups import inspected, sides, split_it
-from tests.support.children import python
 from vitft.config import DataSpec
 from vitft.data import Images, Row, split
 
@@ -102,19 +101,3 @@ def test_patients_keep_their_side_when_others_come_and_files_are_renamed() -> No
     held = [name for name, parts in old.items() if parts == {"val"}]
     assert len(held) == 4
     assert sum(new[name] == {"val"} for name in held) >= 3
-
-
-SPLIT_ALONE = """
-from tests.data.test_growth import photos, split_of
-
-print(split_of(photos(100), seed=3).digest)
-"""
-
-
-def test_processes_that_do_not_talk_draw_the_same_split() -> None:
-    digests = {
-        python(SPLIT_ALONE, env={"PYTHONHASHSEED": seed, "RANK": rank, "WORLD_SIZE": "2"}).stdout
-        for rank, seed in (("0", "1"), ("1", "2"))
-    }
-
-    assert digests == {f"{split_of(photos(100), seed=3).digest}\n"}

@@ -14,11 +14,8 @@ import numpy as np
 import pytest
 
 from vitft.features import (
-    JoinedStore,
     Store,
-    default_folder,
     key_of,
-    prune,
     spaces,
 )
 
@@ -43,18 +40,6 @@ def filled(root: Path, count: int = 10) -> Store:
         store.add({key: row(i)})
     store.flush()
     return store
-
-
-def test_rows_are_found_by_another_process_later(tmp_path: Path) -> None:
-    filled(tmp_path)
-
-    again = Store(tmp_path, SPACE, (2, 3), "float32")
-
-    for i, key in enumerate(keys(10)):
-        found = again.get(key)
-        assert found is not None
-        assert np.array_equal(found, row(i))
-    assert again.get(key_of("other")) is None
 
 
 def test_other_settings_are_another_space(tmp_path: Path) -> None:
@@ -127,25 +112,6 @@ def test_processes_fill_one_space_together(tmp_path: Path) -> None:
     store = Store(tmp_path, SPACE, (2, 3), "float32")
     assert all(same(store.get(key), row(i)) for i, key in enumerate(keys(40)))
     assert not list(store.folder.glob(".*"))  # no temporary files
-
-
-def test_the_cache_is_listed_and_shrinks_to_its_limit(tmp_path: Path) -> None:
-    for n in range(3):
-        store = Store(tmp_path, {"prefix": str(n)}, (1000,), "float32")
-        store.add({key_of("a"): np.zeros(1000, dtype=np.float32)})
-        store.flush()
-        os.utime(store.folder, (n, n))
-
-    listed = spaces(tmp_path)
-    assert [space.settings["prefix"] for space in listed] == ["2", "1", "0"]
-    assert all(space.size > 4000 for space in listed)
-
-    freed = prune(tmp_path, limit_gb=2.5 * listed[0].size / 1e9)
-    assert freed == listed[2].size
-    assert [space.settings["prefix"] for space in spaces(tmp_path)] == ["2", "1"]
-
-    prune(tmp_path, 0)
-    assert spaces(tmp_path) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"vitftrow", b"vitftrow" + b"\xff" * 8, b"x" * 500])
@@ -278,54 +244,3 @@ def test_large_files_are_not_merged(tmp_path: Path) -> None:
     Store(tmp_path, SPACE, (2**22,), "float32")
 
     assert len([*store.folder.glob("*.rows")]) == 66
-
-
-@pytest.mark.parametrize(
-    ("variables", "folder"),
-    [
-        pytest.param({}, "HOME/.cache/vitft/features", id="home"),
-        pytest.param({"XDG_CACHE_HOME": "/big"}, "/big/vitft/features", id="XDG_CACHE_HOME"),
-        pytest.param({"XDG_CACHE_HOME": "big"}, "HOME/.cache/vitft/features", id="relative XDG"),
-        pytest.param({"XDG_CACHE_HOME": ""}, "HOME/.cache/vitft/features", id="empty XDG"),
-        pytest.param(
-            {"XDG_CACHE_HOME": "/big", "VITFT_CACHE": "~/mine"},
-            "HOME/mine/features",
-            id="ours first",
-        ),
-    ],
-)
-def test_the_environment_chooses_the_cache_folder(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], folder: str
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-
-    assert default_folder() == Path(folder.replace("HOME", str(own_home)))
-
-
-def test_two_stores_are_one_whose_first_part_is_shared(tmp_path: Path) -> None:
-    first, second = (
-        Store(tmp_path, SPACE, (2,), "float32"),
-        Store(tmp_path, SPACE, (3,), "float32"),
-    )
-    first.add({key_of("known"): np.array([1, 2], np.float32)})
-    joined = JoinedStore(first, second)
-
-    assert joined.get(key_of("known")) is None  # a part is missing
-    assert key_of("known") not in joined
-    second.add({key_of("half"): np.zeros(3, np.float32)})
-    assert joined.get(key_of("half")) is None
-    assert key_of("half") not in joined
-    joined.add({key_of("known"): np.arange(1, 6, dtype=np.float32)})
-    joined.add({key_of("new"): np.arange(5, dtype=np.float32)})
-    joined.flush()
-
-    again = JoinedStore(
-        Store(tmp_path, SPACE, (2,), "float32"), Store(tmp_path, SPACE, (3,), "float32")
-    )
-    row = again.get(key_of("known"))
-    assert row is not None
-    assert row.tolist() == [1, 2, 3, 4, 5]
-    shared = again.leading.get(key_of("new"))
-    assert shared is not None
-    assert shared.tolist() == [0, 1]

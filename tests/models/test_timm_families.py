@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -17,12 +16,10 @@ from torch import Tensor
 from tests.models.pretrained.test_flavours import write_timm_config
 from vitft import create_model, load_pretrained
 from vitft.data import EvalTransform
-from vitft.explain import attention_maps
 from vitft.export import ExportPlan, TimmFormat, TrainedRun
 from vitft.features import cut_model
 from vitft.models import (
     Card,
-    NumpyModel,
     VisionTransformer,
     build_model,
     from_timm_names,
@@ -85,17 +82,6 @@ def test_a_translated_network_computes_what_timms_computes(
     assert expected.abs().max() > 0.1  # it says something
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@torch.no_grad()
-def test_attention_maps_of_every_family_sum_to_one_and_lead_to_the_same_logits(name: str) -> None:
-    _, ours, images = translated(name)
-
-    maps, logits = attention_maps(ours, images)
-
-    assert all(torch.allclose(rows.sum(dim=-1), torch.ones(())) for rows in maps)
-    assert torch.allclose(logits, ours(images), atol=1e-5)
-
-
 @pytest.mark.parametrize("blocks", [0, 1, 2])
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
@@ -108,19 +94,6 @@ def test_a_cut_model_of_every_family_equals_the_whole_model(name: str, blocks: i
 
     assert cut.prefix(images).shape[1:] == cut.prefix.shape
     assert torch.allclose(logits, ours(images), atol=1e-5)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-@torch.no_grad()
-def test_numpy_answers_as_torch_does_for_every_family(name: str) -> None:
-    _, ours, images = translated(name)
-    weights = {key: tensor.numpy() for key, tensor in ours.state_dict().items()}
-
-    twin = NumpyModel(ours.config, weights)
-    features = twin.features(np.ascontiguousarray(images.permute(0, 2, 3, 1).numpy()))
-
-    assert features == pytest.approx(ours.features(images).numpy(), abs=1e-5)
-    assert twin.classify(features) == pytest.approx(ours(images).numpy(), abs=1e-5)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -21,7 +21,6 @@ from vitft.models import (
     build_model,
     freeze_model,
     load_backbone,
-    load_checkpoint,
     save_checkpoint,
 )
 from vitft.predict import Predictor
@@ -99,18 +98,6 @@ def test_running_statistics_belong_to_the_best_weights() -> None:
 def test_a_card_cannot_make_timm_fetch_anything(name: str) -> None:
     with pytest.raises(StructureError, match="invalid timm model"):
         structured({"timm": name, "image_size": [8, 8]}, TimmConfig)
-
-
-def test_a_checkpoint_reads_back(tmp_path: Path) -> None:
-    model = random_model()
-    path = saved(tmp_path / "model.safetensors", model)
-
-    state, card = load_checkpoint(path)
-    back = build_model(state, card.architecture)
-
-    assert card.architecture == SMALL
-    assert all(torch.equal(t, back.state_dict()[name]) for name, t in model.state_dict().items())
-    torch.testing.assert_close(back(PIXELS), model(PIXELS), atol=1e-5, rtol=0)
 
 
 def test_tensors_of_another_model_are_refused() -> None:

@@ -62,15 +62,6 @@ def test_csv_cells_are_not_formulas_and_every_row_has_every_column() -> None:
     assert [bool(row[6]) for row in rows] == [False] * len(NAMES) + [True, True]
 
 
-def test_the_table_escapes_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    assert predict() == 3
-
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + len(NAMES) + 2
-    assert any(line.startswith(r"\x1b[2J.jpg  ") for line in lines)
-    assert len({line.index("  ") for line in lines if "error: " in line}) == 2
-
-
 @pytest.mark.parametrize("style", ["jsonl", "json", "txt", "csv", "csv --bom", "parquet"])
 def test_a_file_cut_anywhere_is_resumed_to_the_same_bytes(here: Path, style: str) -> None:
     suffix, *bom = style.split()

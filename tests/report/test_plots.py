@@ -59,22 +59,6 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def test_distances_are_drawn_by_block_with_their_mean_and_that_of_uniform_attention(
-    figures: list[Any],
-) -> None:
-    distance = np.array([[1, 5], [2, 4], [6, 7]], np.float32)
-
-    distance_png(distance, images=1, uniform=9.0, title="m")
-
-    (axes,) = figures[0].get_axes()
-    uniform, mean = axes.lines
-    assert {*np.ravel(uniform.get_ydata())} == {9.0}
-    np.testing.assert_allclose(mean.get_ydata(), [3, 3, 6.5])
-    for head, dots in enumerate(axes.collections):
-        np.testing.assert_allclose(dots.get_offsets(), [(i, distance[i, head]) for i in range(3)])
-    assert axes.get_ylim()[1] >= 1.04 * 9
-
-
 @pytest.mark.parametrize(("rows", "columns", "gap"), [(4, 4, 1), (24, 20, 2)])
 def test_maps_of_positions_have_gaps_between_them(
     figures: list[Any], rows: int, columns: int, gap: int

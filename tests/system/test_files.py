@@ -46,22 +46,6 @@ def test_a_file_is_replaced_as_a_whole(
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_failed_write_leaves_the_old_file_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a").write_text("old")
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)  # before the file has its name
-    with pytest.raises(ResourceError, match="disk full while writing"):
-        write_atomically(tmp_path / "a", "new")
-
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    assert (tmp_path / "a").read_text() == "old"
-
-
 def test_json_is_indented_strict_and_ends_with_a_line_break(tmp_path: Path) -> None:
     write_json(tmp_path / "a", {"x": [1], "y": "\u00e4"})
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.support.children import python
-from vitft.models import find_model
 from vitft.system import RunDir, RunError, create_run, locked, point_latest, read_npz
 
 
@@ -36,18 +35,6 @@ def test_a_read_only_folder_is_not_writable(tmp_path: Path) -> None:
     )  # root may write anywhere, so somebody else asks
 
     assert "locked is not a writable folder" in python(code, cwd=tmp_path).stderr
-
-
-def test_latest_points_to_the_newest_finished_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("one", "two"):
-        run = create_run(Path("runs") / name)
-        run.model.write_bytes(b"")
-        point_latest(run)
-
-    assert find_model(None).resolve() == tmp_path / "runs" / "two" / "model.safetensors"
 
 
 @pytest.fixture

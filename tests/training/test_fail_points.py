@@ -87,6 +87,7 @@ def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path, how: str) -> None:
 
     def look(home: Path) -> None:
         assert (home / "a.json").read_text() in ("old", "new")
+        assert how == KILL or [path.name for path in home.iterdir()] == ["a.json"]
 
     points = every_point(
         tmp_path, how, before, lambda home: write_atomically(home / "a.json", "new"), look

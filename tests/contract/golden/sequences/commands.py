@@ -112,8 +112,9 @@ def known_rows() -> Iterator[str]:
     joined = JoinedStore(first, second)
     joined.add({key_of("both"): np.arange(5, dtype=np.float32)})
     first.add({key_of("first only"): np.array([7, 8], np.float32)})
+    second.add({key_of("second only"): np.array([4, 5, 6], np.float32)})
     for when in ("added", "written"):
-        for name in ("both", "first only", "none"):
+        for name in ("both", "first only", "second only", "none"):
             found = [
                 (key_of(name) in one, one.get(key_of(name))) for one in (first, second, joined)
             ]
