@@ -37,6 +37,10 @@ def photo(image_folder: Path) -> Path:
     return image_folder / "red" / "000.png"
 
 
+def values(photo: Path) -> Any:
+    return np.array(open_image(photo))
+
+
 class Table(dict[str, Any]):
     """A table with columns, as in pandas."""
 
@@ -89,6 +93,18 @@ def zipped(photo: Path) -> Any:
         pytest.param(lambda p: np.array([p], dtype=object), id="an array of paths"),
         pytest.param(lambda p: [p.open("rb")], id="a list of files"),
         pytest.param(lambda p: (bytearray(p.read_bytes()),), id="a tuple"),
+        pytest.param(str, id="a string"),
+        pytest.param(lambda p: p.read_bytes(), id="bytes"),
+        pytest.param(open_image, id="an image of Pillow"),
+        pytest.param(values, id="an array (H, W, 3)"),
+        pytest.param(lambda p: torch.from_numpy(values(p)), id="a tensor (H, W, 3)"),
+        pytest.param(
+            lambda p: torch.from_numpy(values(p)).permute(2, 0, 1), id="a tensor (3, H, W)"
+        ),
+        pytest.param(
+            lambda p: (torch.from_numpy(values(p)).double() / 255).requires_grad_(),
+            id="part of a computation",
+        ),
     ],
 )
 def test_one_image_in_any_form_is_one_row(
@@ -100,6 +116,14 @@ def test_one_image_in_any_form_is_one_row(
 
     assert (found.classes, found.probabilities) == (expected.classes, expected.probabilities)
     np.testing.assert_array_equal(model.features(image(photo)), model.features(photo))
+
+
+def test_a_batch_of_tensors_is_as_many_rows(model: vitft.Trained, photo: Path) -> None:
+    batch = torch.from_numpy(np.stack([values(photo)] * 2)).permute(0, 3, 1, 2) / 255
+
+    assert model.predict(batch, top_k=3)[1].probabilities == pytest.approx(
+        model.predict(photo, top_k=3)[0].probabilities, abs=1e-6
+    )
 
 
 def test_a_table_and_a_dictionary_are_refused_with_what_to_pass(

@@ -100,15 +100,6 @@ def test_every_supported_format_is_read_whatever_its_suffix(
     assert np.abs(np.asarray(image).astype(int) - np.asarray(gradient())).mean() < 8  # lossy, GIF
 
 
-def test_a_suffix_that_contradicts_the_content_is_remarked() -> None:
-    png = encoded(gradient(), "PNG")
-
-    assert decode(png, "a/x.JPG").odd == ("content is PNG, but the suffix is .jpg",)
-    assert decode(png, "a/x.PNG").odd == ()
-    assert decode(png, "stdin").odd == ()
-    assert decode(encoded(gradient(), "TIFF"), "a/x.tif").odd == ()
-
-
 def tiff(width: int, height: int, pixels: bytes, *, bits: tuple[int, ...] = (8,)) -> bytes:
     """An uncompressed TIFF: grey, or colour if there are three numbers of bits."""
     strip = 8 + 2 + 12 * 8 + 4

@@ -15,21 +15,24 @@ def test_every_image_is_decoded_hashed_and_measured_once(tmp_path: Path) -> None
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (6, 4)).save(tmp_path / "a" / "turned.jpg", exif=exif)
-    Image.new("L", (3, 3)).save(tmp_path / "b" / "grey.jpg", "PNG")
+    Image.new("L", (3, 3)).save(tmp_path / "b" / "grey.JPG", "PNG")
+    Image.new("RGB", (3, 3)).save(tmp_path / "b" / "scan.tif")
     (tmp_path / "b" / "half.png").write_bytes((tmp_path / "b" / "1.png").read_bytes()[:-30])
     done: list[int] = []
 
     checked = inspect_folder(scan(tmp_path), progress=done.append)
 
     assert [(f.path, f.width, f.height) for f in checked.rows] == [
-        ("a/1.png", 6, 4), ("a/turned.jpg", 4, 6), ("b/1.png", 6, 4), ("b/grey.jpg", 3, 3)
+        ("a/1.png", 6, 4), ("a/turned.jpg", 4, 6), ("b/1.png", 6, 4), ("b/grey.JPG", 3, 3),
+        ("b/scan.tif", 3, 3),
     ]  # fmt: skip
     assert [path for path, _ in checked.bad] == ["b/half.png"]
-    assert [f.odd for f in checked.rows] == [
-        (), ("rotated by EXIF",), (), ("converted from L", "content is PNG, but the suffix is .jpg")
-    ]  # fmt: skip
-    assert done == [1] * 5
-    assert len({f.sha256 for f in checked.rows}) == 4
+    assert {f.path: f.odd for f in checked.rows if f.odd} == {
+        "a/turned.jpg": ("rotated by EXIF",),
+        "b/grey.JPG": ("converted from L", "content is PNG, but the suffix is .jpg"),
+    }
+    assert done == [1] * 6
+    assert len({f.sha256 for f in checked.rows}) == 5
 
 
 def noisy(root: Path, *, bad: Iterable[int], total: int = 60) -> Path:

@@ -1,7 +1,6 @@
 """Exports, opened by other tools in separate processes."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -120,45 +119,6 @@ def test_a_graph_with_preprocessing_takes_bytes(run: Path, tmp_path: Path) -> No
     exported = export_run(str(run), order)
 
     assert exported.difference < 1e-5
-    code = (
-        "import json, sys, numpy, onnxruntime\n"
-        "session = onnxruntime.InferenceSession(sys.argv[1])\n"
-        "zeros = numpy.zeros((3, 16, 16, 3), numpy.uint8)\n"
-        "print(json.dumps(session.run(None, {'pixels': zeros})[0].tolist()))"
-    )
-    theirs = stranger(code, str(tmp_path / "x" / "onnx" / "model.onnx"))
-    ours = (
-        Predictor.from_run(str(run), device="cpu").scores(np.zeros((3, 16, 16, 3), np.uint8)).logits
-    )
-    np.testing.assert_allclose(theirs, ours, atol=1e-5)
-
-
-def test_a_graph_with_resize_takes_images_of_any_size_in_a_process_without_vitft(
-    run: Path, tmp_path: Path
-) -> None:
-    import onnx
-
-    order = plan_export(["onnx"], str(tmp_path / "x"), with_resize=True)
-
-    done = export_run(str(run), order)
-
-    assert re.search(r"at most \d grey levels? \(out of 255\)", done.notes[0])
-    graph = onnx.load(done.folder / "model.onnx")
-    assert [(o.domain, o.version) for o in graph.opset_import] == [("", 18)]
-    assert [entry.key for entry in graph.metadata_props] == ["vitft", "vitft.sha256"]
-    code = (
-        "import json, sys, numpy, onnxruntime\n"
-        "from PIL import Image\n"
-        "session = onnxruntime.InferenceSession(sys.argv[1])\n"
-        "images = [numpy.asarray(Image.open(p).convert('RGB'))[None] for p in sys.argv[2:]]\n"
-        "print(json.dumps([session.run(None, {'image': i})[0][0].tolist() for i in images]))"
-    )
-    paths = photos(run)
-    theirs = stranger(code, str(tmp_path / "x" / "model.onnx"), *map(str, paths))
-    predictor = Predictor.from_run(str(run), device="cpu")
-    views = np.stack([predictor.transform.pixels(open_image(path)) for path in paths])
-    ours = predictor.scores(views).logits
-    np.testing.assert_allclose(theirs, ours, atol=0.01 * np.abs(ours).max())
 
 
 # one format ---------------------------------------------------------------------------------------
@@ -242,18 +202,6 @@ def test_transformers_prepares_images_as_the_run_does(
 
 
 # nothing half, nothing overwritten, nothing wrong -------------------------------------------------
-
-
-def test_an_interrupted_export_leaves_nothing_under_its_name(tmp_path: Path) -> None:
-    def export() -> None:
-        with atomic_folder(tmp_path / "export") as fresh:
-            (fresh / "model.onnx").write_bytes(b"half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        export()
-
-    assert not [*tmp_path.iterdir()]
 
 
 def test_files_that_appear_meanwhile_are_kept(tmp_path: Path) -> None:

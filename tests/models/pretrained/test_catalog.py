@@ -129,16 +129,6 @@ def test_a_tower_that_is_not_a_plain_vit_is_refused_with_the_reason(name: str, r
     assert f"use timm:{known} " in caught.value.fix
 
 
-def test_the_headline_name_is_the_original_checkpoint_and_says_so() -> None:
-    entry = find_entry("vit_base_patch16_224_in21k")
-
-    assert entry.repo == "google/vit-base-patch16-224-in21k"
-    assert entry.pre_logits
-    assert "ORIGINAL" in entry.note
-    assert "vit_base_patch16_224.augreg_in21k" in entry.note
-    assert any("ORIGINAL" in line for line in entry.lines())
-
-
 def test_names_are_checked_without_torch_and_without_the_hub_client() -> None:
     code = (
         "import sys; from vitft.models.pretrained.catalog import check_weights_name as check;"
