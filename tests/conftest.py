@@ -4,7 +4,7 @@ import gc
 import logging
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 @pytest.fixture
 def tiny_config() -> ViTConfig:
     """Return a configuration of two blocks, 32 wide, for 16 pixels in patches of 4."""
-    return ViTConfig(
-        image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=3
-    )
+    return tiny(3)
 
 
 @pytest.fixture
@@ -98,20 +96,8 @@ def tiny_vit(tiny_config: ViTConfig) -> VisionTransformer:
 def tiny_weights(tmp_path: Path) -> Path:
     """Write a backbone with pre_logits in our own format and return its path."""
     torch.manual_seed(0)
-    config = ViTConfig(
-        image_size=(16, 16),
-        patch_size=(4, 4),
-        width=32,
-        depth=2,
-        heads=2,
-        num_classes=0,
-        pre_logits=True,
-    )
-    path = tmp_path / "weights" / "tiny.safetensors"
-    path.parent.mkdir()
-    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
-    save_checkpoint(path, VisionTransformer(config).state_dict(), card)
-    return path
+    model = VisionTransformer(tiny(0, pre_logits=True))
+    return save_model(tmp_path / "weights" / "tiny.safetensors", model)
 
 
 @pytest.fixture
@@ -123,12 +109,7 @@ def image_folder(tmp_path: Path) -> Path:
 def tiny_home(home: Path, *, per_class: int = 6) -> Path:
     """Fill a folder with data (3 classes of colours) and w.safetensors (two blocks)."""
     draw_folder(home / "data", per_class=per_class)
-    torch.manual_seed(0)
-    config = ViTConfig(
-        image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=0
-    )
-    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
-    save_checkpoint(home / "w.safetensors", VisionTransformer(config).state_dict(), card)
+    save_backbone(home)
     return home
 
 
@@ -145,6 +126,27 @@ def draw_folder(root: Path, *, per_class: int) -> Path:
 
 
 # weights ----------------------------------------------------------------------------------------
+
+
+def tiny(classes: int, **fields: Any) -> ViTConfig:
+    """Return a configuration: two blocks, 32 wide, for 16 pixels in patches of 4, or `fields`."""
+    shape = {"image_size": (16, 16), "patch_size": (4, 4), "width": 32, "depth": 2, "heads": 2}
+    return ViTConfig(num_classes=classes, **{**shape, **fields})
+
+
+def save_model(path: Path, model: VisionTransformer, classes: Sequence[str] = ()) -> Path:
+    """Write a model with the transform of its image size, and return the path."""
+    transform = EvalTransform(image_size=model.config.image_size)
+    card = Card(architecture=model.config, transform=transform, classes=tuple(classes))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(path, model.state_dict(), card)
+    return path
+
+
+def save_backbone(folder: Path) -> Path:
+    """Write w.safetensors, a random model of two blocks, and return its path."""
+    torch.manual_seed(0)
+    return save_model(folder / "w.safetensors", VisionTransformer(tiny(0)))
 
 
 def random_timm(name: str, image_size: int | tuple[int, int], **options: Any) -> Any:

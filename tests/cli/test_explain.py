@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.conftest import save_model
 from vitft.cli.main import main
-from vitft.data import EvalTransform
-from vitft.models import Card, VisionTransformer, ViTConfig, save_checkpoint
+from vitft.models import VisionTransformer, ViTConfig
 
 CLASSES = ("blue", "green", "red")
 
@@ -25,10 +25,7 @@ def write_run(folder: Path, config: ViTConfig, classes: tuple[str, ...] = CLASSE
     torch.manual_seed(0)
     model = VisionTransformer(config)
     torch.nn.init.normal_(model.get_parameter("head.weight"))
-    folder.mkdir()
-    transform = EvalTransform(image_size=config.image_size)
-    card = Card(architecture=config, transform=transform, classes=classes)
-    save_checkpoint(folder / "model.safetensors", model.state_dict(), card)
+    save_model(folder / "model.safetensors", model, classes)
     return folder
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import draw_folder
+from tests.conftest import draw_folder, save_model, tiny
 from tests.support.hostile_run import (
     JSON_FILES,
     TEXTS,
@@ -28,8 +28,7 @@ from tests.support.hostile_run import (
     text,
 )
 from vitft.cli.main import main
-from vitft.data import EvalTransform
-from vitft.models import Card, VisionTransformer, ViTConfig, save_checkpoint
+from vitft.models import VisionTransformer
 from vitft.training import StepResult, StepStage
 
 SECONDS = 20
@@ -43,12 +42,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with images, a finished run `run` and a stopped run `half`."""
     bomb_bytes()  # built here, so that it does not count towards the time of a test
     here, before = tmp_path_factory.mktemp("hostile"), Path.cwd()
-    config = ViTConfig(
-        image_size=(16, 16), patch_size=(8, 8), width=16, depth=1, heads=2, num_classes=0
-    )
     torch.manual_seed(0)
-    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
-    save_checkpoint(here / "w.safetensors", VisionTransformer(config).state_dict(), card)
+    small = VisionTransformer(tiny(0, patch_size=(8, 8), width=16, depth=1))
+    save_model(here / "w.safetensors", small)
     draw_folder(here / "data", per_class=36)
     draw_folder(here / "fresh", per_class=2)
     on_step = StepStage.on_step

@@ -14,10 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.conftest import save_model
 from tests.data.test_images import chunk, encoded, gradient, png_header
 from vitft.cli.main import main
-from vitft.data import EvalTransform
-from vitft.models import Card, VisionTransformer, save_checkpoint
+from vitft.models import VisionTransformer
 
 CLASSES = ("blue", "green", "red")
 
@@ -27,11 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_vit: VisionTransf
     """A folder with a run whose model is random and has distinct probabilities."""
     monkeypatch.chdir(tmp_path)
     tiny_vit.head.weight.data.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
-    card = Card(
-        architecture=tiny_vit.config, transform=EvalTransform(image_size=(16, 16)), classes=CLASSES
-    )
-    (tmp_path / "run").mkdir()
-    save_checkpoint(tmp_path / "run" / "model.safetensors", tiny_vit.state_dict(), card)
+    save_model(tmp_path / "run" / "model.safetensors", tiny_vit, CLASSES)
     return tmp_path
 
 

@@ -10,8 +10,9 @@ import timm
 import torch
 
 import vitft
+from tests.conftest import tiny
 from tests.support.children import python
-from tests.support.export_run import make_run, tiny
+from tests.support.export_run import make_run
 from vitft.data import open_image
 from vitft.export import (
     EXPORT_FORMATS,

@@ -8,7 +8,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.support.export_run import make_run, tiny
+from tests.conftest import tiny
+from tests.support.export_run import make_run
 from vitft.export import export_run, plan_export, quantize_graph
 
 

@@ -11,7 +11,8 @@ import onnxruntime
 import pytest
 from PIL import Image
 
-from tests.support.export_run import make_run, tiny
+from tests.conftest import tiny
+from tests.support.export_run import make_run
 from vitft.data import EvalTransform, open_image
 from vitft.export import export_run, plan_export, resize_graph
 from vitft.predict import Predictor

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import tiny
 from tests.contract.built.images import png
 from tests.data.test_images import tiff
 from tests.support.children import ended
-from tests.support.export_run import make_run, tiny
+from tests.support.export_run import make_run
 from vitft.data import EvalTransform, open_image
 from vitft.export import Vector, export_run, plan_export
 from vitft.system import RunError

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import tiny
 from tests.support.children import python
-from tests.support.export_run import make_run, tiny
+from tests.support.export_run import make_run
 from vitft.cli.main import main
 from vitft.export import EXPORT_FORMATS, export_run, plan_export
 from vitft.models import ViTConfig, load_checkpoint, save_checkpoint

@@ -9,8 +9,7 @@ import timm
 import torch
 from safetensors.torch import save_model
 
-from tests.conftest import draw_folder
-from tests.support.export_run import tiny
+from tests.conftest import draw_folder, tiny
 from vitft.cli.main import main
 from vitft.export import unsupported_part
 from vitft.models import RopeConfig, TimmConfig

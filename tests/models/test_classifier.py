@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.export_run import make_run, tiny
+from tests.conftest import tiny
+from tests.support.export_run import make_run
 from vitft.cli.main import main
 from vitft.export import export_run, plan_export
 from vitft.models import TimmConfig, find_model, load_classifier, load_pretrained

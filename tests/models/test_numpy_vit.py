@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.conftest import save_model
 from tests.support.limits import HANG_S
 from vitft.data import EvalTransform
 from vitft.models import (
@@ -108,14 +109,7 @@ def test_numpy_answers_as_torch_does(settings: dict[str, Any]) -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    model = model_of()
-    card = Card(
-        architecture=model.config,
-        transform=EvalTransform(image_size=(24, 32)),
-        classes=tuple("abcde"),
-    )
-    save_checkpoint(tmp_path / "model.safetensors", model.state_dict(), card)
-    return tmp_path / "model.safetensors"
+    return save_model(tmp_path / "model.safetensors", model_of(), "abcde")
 
 
 @pytest.mark.parametrize("place", [0.3, 0.6, 0.99])
@@ -185,10 +179,7 @@ def test_weights_that_may_overflow_are_left_to_torch(
 ) -> None:
     model = model_of()
     model.blocks[1].mlp.fc1.weight.data *= factor  # 4,096 values of 0.2: a norm of 12.8
-    card = Card(
-        architecture=SMALL, transform=EvalTransform(image_size=(24, 32)), classes=tuple("abcde")
-    )
-    save_checkpoint(tmp_path / "model.safetensors", model.state_dict(), card)
+    save_model(tmp_path / "model.safetensors", model, "abcde")
 
     engine = NumpyEngine.open(tmp_path / "model.safetensors")
 

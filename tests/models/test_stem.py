@@ -10,16 +10,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.conftest import fill
+from tests.conftest import fill, save_model
 from vitft import load_pretrained
-from vitft.data import EvalTransform
 from vitft.models import (
-    Card,
     VisionTransformer,
     ViTConfig,
     architecture_config,
     build_model,
-    save_checkpoint,
 )
 from vitft.system import UsageError, WeightsError
 
@@ -59,8 +56,7 @@ def test_logits_of_a_hybrid_equal_timms(
 def test_other_patches_never_change_the_strides_of_trained_convolutions(tmp_path: Path) -> None:
     config = ViTConfig(image_size=(24, 24), patch_size=(4, 4), convs=(8, 8), width=8, depth=1,
                        heads=2)  # fmt: skip
-    card = Card(architecture=config, transform=EvalTransform(image_size=(24, 24)))
-    save_checkpoint(tmp_path / "m.safetensors", VisionTransformer(config).state_dict(), card)
+    save_model(tmp_path / "m.safetensors", VisionTransformer(config))
 
     twice, _ = load_pretrained(tmp_path / "m.safetensors", patch_size=8)
 

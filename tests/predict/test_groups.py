@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 
 import vitft
+from tests.conftest import save_model
 from vitft.cli.main import main
 from vitft.config import DataSpec
-from vitft.data import EvalTransform, find_labelled
-from vitft.models import Card, VisionTransformer, save_checkpoint
+from vitft.data import find_labelled
+from vitft.models import VisionTransformer
 from vitft.predict import evaluate
 
 CLASSES = ("a", "b", "c")
@@ -27,10 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_vit: VisionTransf
     """A current folder with a random model, bursts of images, one of them damaged, and a list."""
     monkeypatch.chdir(tmp_path)
     tiny_vit.head.weight.data.normal_(std=3, generator=torch.Generator().manual_seed(0))
-    card = Card(
-        architecture=tiny_vit.config, transform=EvalTransform(image_size=(16, 16)), classes=CLASSES
-    )
-    save_checkpoint(tmp_path / "m.safetensors", tiny_vit.state_dict(), card)
+    save_model(tmp_path / "m.safetensors", tiny_vit, CLASSES)
     random, lines = np.random.default_rng(0), list[str]()
     for burst, labels in BURSTS.items():
         for number, label in enumerate(labels):

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.conftest import save_model
 from tests.support.fail_points import FailPoints
 from vitft.cli.main import main
-from vitft.data import EvalTransform
-from vitft.models import Card, VisionTransformer, save_checkpoint
+from vitft.models import VisionTransformer
 
 NAMES = (
     "a.jpg", "=1+1.jpg", 'quo"te.jpg', "line\nbreak.jpg", "comma, blank.jpg", "b\udcff.jpg",
@@ -28,10 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_vit: VisionTransf
     """A current folder with a random model and files of hostile names, of which two are damaged."""
     monkeypatch.chdir(tmp_path)
     tiny_vit.head.weight.data.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
-    card = Card(
-        architecture=tiny_vit.config, transform=EvalTransform(image_size=(16, 16)), classes=CLASSES
-    )
-    save_checkpoint(tmp_path / "m.safetensors", tiny_vit.state_dict(), card)
+    save_model(tmp_path / "m.safetensors", tiny_vit, CLASSES)
     random = np.random.default_rng(0)
     for name in NAMES:
         Image.fromarray(random.integers(0, 256, (20, 24, 3), np.uint8)).save(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conftest import save_model
 from tests.serve.test_serve import CONFIG, make_predictor, png
 from tests.support.serving import (
     TIMEOUT_S,
@@ -22,8 +23,7 @@ from tests.support.serving import (
     read_all,
     serving,
 )
-from vitft.data import EvalTransform
-from vitft.models import Card, VisionTransformer, save_checkpoint
+from vitft.models import VisionTransformer
 from vitft.serve import ServeLimits, limits
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
@@ -216,12 +216,8 @@ def test_the_page_loads_nothing_from_other_sites_and_runs_only_its_own_script(
 def run(tmp_path: Path) -> Path:
     """A run directory with a random model."""
     torch.manual_seed(0)
-    card = Card(
-        architecture=CONFIG, transform=EvalTransform(image_size=(16, 16)), classes=("a", "b", "c")
-    )
     path = tmp_path / "run"
-    path.mkdir()
-    save_checkpoint(path / "model.safetensors", VisionTransformer(CONFIG).state_dict(), card)
+    save_model(path / "model.safetensors", VisionTransformer(CONFIG), "abc")
     return path
 
 

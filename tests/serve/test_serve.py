@@ -13,16 +13,15 @@ import torch
 from PIL import Image
 from torch import nn
 
+from tests.conftest import tiny
 from tests.support.serving import Client, serving
 from vitft.data import EvalTransform
-from vitft.models import Card, VisionTransformer, ViTConfig
+from vitft.models import Card, VisionTransformer
 from vitft.predict import Postprocess, Predictor, Scores
 from vitft.serve import BatchQueue, ServeLimits, access_for
 
 CLASSES = ("red <b>", "grün", "bl\udcffue")  # markup, two bytes, and a name that is no Unicode
-CONFIG = ViTConfig(
-    image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=3
-)
+CONFIG = tiny(3)
 
 
 def make_predictor(kind: type[Predictor] = Predictor, model: Any = None) -> Predictor:

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import one_hot
 
+from tests.conftest import tiny
 from vitft.data import EvalTransform, Images, Row
 from vitft.metrics import classification_metrics
 from vitft.models import (
@@ -23,13 +24,8 @@ from vitft.models import (
     save_checkpoint,
 )
 
-TINY = {"image_size": (16, 16), "patch_size": (4, 4), "width": 32, "depth": 2, "heads": 2}
 SHAPES = ((20, 23), (31, 20), (20, 20), (64, 40), (17, 90), (25, 26))
 """Width and height of the images; some leave an odd rest around the centre."""
-
-
-def tiny(classes: int, **fields: Any) -> ViTConfig:
-    return ViTConfig(num_classes=classes, **{**TINY, **fields})
 
 
 def make_run(

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitft.data import EvalTransform
+from tests.conftest import save_model
 from vitft.features import fit_reference
-from vitft.models import Card, VisionTransformer, save_checkpoint
+from vitft.models import VisionTransformer
 from vitft.predict import Predictor
 from vitft.system import RunDir
 
@@ -21,12 +21,8 @@ def make_reference_run(
 ) -> Path:
     """Write `folder/run`, and images that it knows (0.png to 2.png) and does not (foreign.png)."""
     model.head.weight.data.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
-    card = Card(
-        architecture=model.config, transform=EvalTransform(image_size=(16, 16)), classes=classes
-    )
     run = folder / "run"
-    run.mkdir()
-    save_checkpoint(run / "model.safetensors", model.state_dict(), card)
+    save_model(run / "model.safetensors", model, classes)
     noise = np.random.default_rng(0).integers(0, 256, (50, 16, 16, 3), np.uint8)
     for i in range(3):
         Image.fromarray(noise[i]).save(folder / f"{i}.png")

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tests.conftest import tiny
 from vitft.config import OptimSpec
 from vitft.features import cut_model
-from vitft.models import VisionTransformer, ViTConfig, freeze_model
+from vitft.models import VisionTransformer, freeze_model
 from vitft.training import (
     Batch,
     ProcessGroup,
@@ -27,10 +28,7 @@ SIZES = [7, 7, 3, 1, 7]
 def begun(layers: str, group: ProcessGroup, *, split: bool) -> tuple[nn.Module, Trainer]:
     """Return the trainable suffix and its trainer."""
     torch.manual_seed(0)
-    config = ViTConfig(
-        image_size=(16, 16), patch_size=(4, 4), width=32, depth=3, heads=2, num_classes=3
-    )
-    model = VisionTransformer(config)
+    model = VisionTransformer(tiny(3, depth=3))
     freeze_model(model, layers)
     suffix = cut_model(model, layers).suffix
     solver: Literal["sgd", "adamw"] = "sgd" if layers.startswith("blocks") else "adamw"

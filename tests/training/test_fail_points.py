@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.conftest import save_model
 from tests.support.fail_points import ERRORS, KILL, FailPoints, Killed
 from tests.training.test_state import state
 from vitft.cli.main import main
-from vitft.data import EvalTransform
 from vitft.features import Store, key_of
-from vitft.models import Card, VisionTransformer, save_checkpoint
+from vitft.models import VisionTransformer
 from vitft.system import ResourceError, RunDir, RunError, atomic_folder, write_atomically
 from vitft.training import newest_state, remove_states, save_state
 
@@ -115,9 +115,7 @@ def test_a_folder_gets_its_name_when_all_of_it_is_there(tmp_path: Path, how: str
 def test_rows_that_were_written_are_continued(
     tmp_path: Path, tiny_vit: VisionTransformer, how: str
 ) -> None:
-    transform = EvalTransform(image_size=(16, 16))
-    card = Card(architecture=tiny_vit.config, transform=transform, classes=("a", "b", "c"))
-    save_checkpoint(tmp_path / "m.safetensors", tiny_vit.state_dict(), card)
+    save_model(tmp_path / "m.safetensors", tiny_vit, "abc")
     names = [str(tmp_path / f"{i}.png") for i in range(3)]
     for name in names:
         Image.new("RGB", (16, 16), "red").save(name)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conftest import save_backbone, tiny
 from tests.contract.rows import draw, run
 from tests.support.fail_points import FailPoints
 from vitft.data import EvalTransform
@@ -22,7 +23,6 @@ from vitft.models import (
     TimmConfig,
     TimmModel,
     VisionTransformer,
-    ViTConfig,
     load_checkpoint,
     save_checkpoint,
 )
@@ -94,11 +94,8 @@ def unusual(folder: Path) -> None:
 
     The installed timm does not have the network of later.
     """
-    config = ViTConfig(
-        image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=3
-    )
     timm = TimmConfig(timm="test_resnet", image_size=(16, 16), num_classes=3)
-    for name, model in (("nan", VisionTransformer(config)), ("resnet", TimmModel(timm).eval())):
+    for name, model in (("nan", VisionTransformer(tiny(3))), ("resnet", TimmModel(timm).eval())):
         transform = EvalTransform(image_size=(16, 16))
         card = Card(architecture=model.config, transform=transform, classes=CLASSES)
         weights = dict(model.state_dict())
@@ -170,23 +167,13 @@ def made(kind: str) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with contextlib.chdir(folder):
         {
-            "backbone": make_backbone,
+            "backbone": save_backbone,
             "single": make_single,
             "several": make_several,
             "exported": make_exported,
             "merged": make_merged,
         }[kind](folder)
     return folder
-
-
-def make_backbone(folder: Path) -> None:
-    """Write w.safetensors in the current folder."""
-    torch.manual_seed(0)
-    config = ViTConfig(
-        image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=0
-    )
-    card = Card(architecture=config, transform=EvalTransform(image_size=(16, 16)))
-    save_checkpoint(folder / "w.safetensors", VisionTransformer(config).state_dict(), card)
 
 
 def make_single(folder: Path) -> None:
