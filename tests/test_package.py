@@ -19,6 +19,7 @@ from vitft.config import config_from_table, read_recipe, read_toml
 from vitft.system import resource
 
 ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCES = sorted((ROOT / "vitft").rglob("*.py"))
 REMAINDER = {
     name: {*found}
@@ -203,9 +204,8 @@ COMES_WITH = {
 
 
 def test_every_imported_package_is_a_dependency() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *(line for e in extras if e != "test" for line in extras[e])]
+    extras = PROJECT["optional-dependencies"]
+    lines = [*PROJECT["dependencies"], *(line for e in extras if e != "test" for line in extras[e])]
     installed = {re.split(r"[<>=]", line)[0] for line in lines}
 
     names = {
@@ -429,11 +429,29 @@ def is_module(package: str | None, name: str) -> bool:
 
 def test_the_changelog_begins_with_the_version_of_the_package_and_is_short() -> None:
     lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     newest = next(line for line in lines if line.startswith("## "))
 
     assert re.fullmatch(
-        rf"## {re.escape(project['version'])} - (unreleased|\d{{4}}-\d\d-\d\d)", newest
+        rf"## {re.escape(PROJECT['version'])} - (unreleased|\d{{4}}-\d\d-\d\d)", newest
     )
     headings = [i for i, line in enumerate(lines) if line.startswith("## ")] + [len(lines)]
     assert headings[1] <= 60
+
+
+def test_every_dependency_has_one_lower_bound() -> None:
+    extras = PROJECT["optional-dependencies"].values()
+    bounds: dict[str, set[str]] = {}
+    for line in [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]:
+        name, _, version = line.partition(">=")
+        bounds.setdefault(name, set()).add(version)
+
+    assert len(bounds) > 30
+    assert {name: found for name, found in bounds.items() if len(found) > 1 or "" in found} == {}
+
+
+def test_the_commands_of_the_page_have_the_version_of_the_package() -> None:
+    page = (ROOT / "maintainers" / "release.md").read_text(encoding="utf-8")
+
+    assert {*re.findall(r"^    .*\bv?(?:itft-)?(\d+\.\d+\.\d+)\b", page, re.M)} == {
+        PROJECT["version"]
+    }

@@ -1,4 +1,4 @@
-"""Fingerprints of images, and remarks on faulty photos."""
+"""Fingerprints and thumbnails of images, and remarks on faulty photos."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from PIL import Image, ImageFilter
 from scipy.ndimage import laplace
 
 from tests.support.pictures import scene
-from vitft.data import fingerprint_of, quality_remarks
+from vitft.data import fingerprint_of, quality_remarks, thumbnail_jpeg
 
 
 def test_faulty_photos_get_remarks() -> None:
@@ -33,3 +33,13 @@ def test_sharpness_is_the_deviation_of_the_laplacian_in_the_sharpest_tile() -> N
     (sharpness,) = fingerprint_of(image)[-4:].view("<f4")
 
     assert sharpness == pytest.approx(max(t.std() for t in tiles) / grey.std(), rel=1e-5)
+
+
+def test_a_thumbnail_has_no_metadata_and_its_image_is_unchanged() -> None:
+    image = scene(3, (40, 30))
+    image.info = {"comment": b"private", "exif": b"Exif\0\0private", "icc_profile": b"private"}
+
+    jpeg = thumbnail_jpeg(image)
+
+    assert b"private" not in jpeg
+    assert image.info["comment"] == b"private"

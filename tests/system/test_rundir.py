@@ -1,15 +1,28 @@
-"""The run directory and runs/latest."""
+"""The run directory with its files and its lock, runs/latest, and the place of the cache."""
 
 import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import pytest
 
 from tests.support.children import python
-from vitft.system import RunDir, RunError, create_run, locked, point_latest, read_npz
+from tests.support.run_files import ENVIRONMENT
+from vitft.system import (
+    RunDir,
+    RunError,
+    cache_folder,
+    create_run,
+    locked,
+    point_latest,
+    read_npz,
+    read_run_lines,
+    unfinished_run,
+    write_json,
+)
 
 
 @pytest.mark.parametrize(("values", "is_packed"), [(2**23, True), (2**23 + 1, False)])
@@ -136,3 +149,65 @@ def test_only_runs_in_the_folder_runs_become_the_latest(here: Path) -> None:
     (here / "runs" / "latest").symlink_to("gone")
     point_latest(RunDir(Path("runs/a")))
     assert (here / "runs" / "latest").readlink() == Path("a")
+
+
+def test_the_cache_is_where_the_user_wants_it(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cache_folder("data") == own_home / ".cache" / "vitft" / "data"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored
+    assert cache_folder("data") == own_home / ".cache" / "vitft" / "data"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/shared")
+    assert cache_folder("data") == Path("/shared/vitft/data")
+    monkeypatch.setenv("VITFT_CACHE", "~/mine")
+    assert cache_folder("data") == own_home / "mine" / "data"
+    monkeypatch.setenv("VITFT_CACHE", "")
+    assert cache_folder("data") == Path("/shared/vitft/data")
+
+
+class Line(TypedDict):
+    epoch: int
+
+
+def test_an_incomplete_last_line_and_empty_lines_are_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+
+    path.write_text('{"epoch": 1}\n\n  \n{"epoch": 2}\n{"epo')
+    assert read_run_lines(path, Line) == ({"epoch": 1}, {"epoch": 2})
+    path.write_text('{"epoch": 1}\n{"epo\n')
+    with pytest.raises(RunError, match="damaged run"):
+        read_run_lines(path, Line)
+
+
+def test_a_confusion_matrix_of_5000_classes_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    os.truncate(tmp_path / "a", 4 * 5000**2)  # "0, " and more for each pair
+
+    assert read_run_lines(tmp_path / "a", Line) == ()
+    os.truncate(tmp_path / "a", 2**29)
+    with pytest.raises(RunError, match="more than the limit"):
+        read_run_lines(tmp_path / "a", Line)
+
+
+def started(folder: Path, *, status: str = "", time: int = 0) -> Path:
+    """Write the files of a run that has begun, and its status unless it is empty."""
+    folder.mkdir(parents=True)
+    for name in ("config.toml", "split.csv"):
+        (folder / name).touch()
+    os.utime(folder / "config.toml", (time, time))
+    if status:
+        write_json(folder / "environment.json", ENVIRONMENT | {"status": status})
+    return folder
+
+
+def test_the_unfinished_run_that_started_last_is_found(tmp_path: Path) -> None:
+    assert unfinished_run(tmp_path / "none") is None
+    started(tmp_path / "c", time=100)
+    second = started(tmp_path / "a", time=300, status="interrupted")
+    started(tmp_path / "b", time=200)
+    started(tmp_path / "d", time=400, status="finished")
+    (tmp_path / "latest").symlink_to("c")
+
+    assert unfinished_run(tmp_path) == second
+    (second / "split.csv").unlink()
+    assert unfinished_run(tmp_path) == tmp_path / "b"

@@ -1,11 +1,12 @@
-"""Copies of images in other places."""
+"""Copies of images in other places, and their mirror images."""
 
 import shutil
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
-from tests.contract.rows import draw
+from tests.contract.rows import PIXELS, draw
 from tests.support.pictures import scenes_folder
 
 
@@ -66,3 +67,32 @@ def fixed(folder: Path) -> None:
     for place, prefix in (("f.csv", ""), ("g.csv", "p/")):
         lines = (f"{prefix}cat/dog.jpg,move,dog", f"{prefix}cat/c0.jpg,drop,")
         (folder / place).write_text("\n".join(["path,action,new_label", *lines]))
+
+
+def copied_validation(folder: Path) -> None:
+    """Draw six validation images in five copies each."""
+    for name in ("cat", "dog"):
+        for number in range(3):
+            path = folder / "val" / name / f"{number}_x.jpg"
+            draw(path)
+            for copy in range(4):
+                shutil.copyfile(path, path.with_name(f"{number}_copy{copy}.jpg"))
+
+
+def leaked_validation(folder: Path) -> None:
+    """Copy a training image of each class to the validation images."""
+    for name in ("cat", "dog"):
+        shutil.copyfile(folder / "train" / name / "0.jpg", folder / "val" / name / "again.jpg")
+
+
+def arrows(folder: Path) -> None:
+    """Write 40 arrows to the left and the 40 mirror images, each in a colour of its own."""
+    random = np.random.default_rng(0)
+    for index in range(40):
+        pixels = np.full((PIXELS, PIXELS, 3), random.integers(150, 256, 3), np.uint8)
+        across, down = np.meshgrid(np.arange(PIXELS), np.arange(PIXELS))
+        pixels[2 * abs(down - PIXELS // 2) <= across] = random.integers(0, 100, 3)
+        for name, drawn in (("left", pixels), ("right", pixels[:, ::-1])):
+            path = folder / name / f"{index}.png"
+            path.parent.mkdir(exist_ok=True)
+            Image.fromarray(np.ascontiguousarray(drawn)).save(path)

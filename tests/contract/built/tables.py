@@ -68,3 +68,14 @@ def latin_1_path(folder: Path) -> None:
         draw(folder / name)
     lines = [f"{name},{'b' if name[0] == 'd' else 'a'}" for name in (*NAMES, "hêtre.jpg")]
     (folder / "t.csv").write_text("\n".join(["path,label", *lines, ""]), encoding="latin-1")
+
+
+def label_lists(folder: Path) -> None:
+    """Write six images, and t.parquet with a list of labels for each."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    for name in NAMES:
+        draw(folder / name)
+    labels = [["cat"], ["cat", "dog"], ["dog"]] * 2
+    parquet.write_table(pa.table({"path": NAMES, "labels": labels}), folder / "t.parquet")

@@ -53,16 +53,6 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_after_eight_chosen_pictures_every_fifth_is_of_the_audit_sample(tmp_path: Path) -> None:
-    with opened(tmp_path) as session:
-        kinds = answer(session, 23)
-
-    audited = [i for i, kind in enumerate(kinds) if kind == "audit"]
-    assert audited == [8, 13, 18]
-    assert [row["chosen"] for row in rows(tmp_path)] == kinds
-    assert rows(tmp_path)[0]["path"].startswith("photos/")
-
-
 def test_the_audit_sample_is_never_chosen_confirmed_or_learned_from(tmp_path: Path) -> None:
     with opened(tmp_path) as session:
         answer(session, 60)
@@ -95,48 +85,6 @@ def test_the_accuracy_counts_the_audit_sample_only(tmp_path: Path) -> None:
 
     assert (accuracy["correct"], accuracy["images"], accuracy["skipped"]) == (9, 10, 1)
     assert (accuracy["low"], accuracy["high"]) == wilson_interval(9, 10)
-
-
-def test_a_restart_finds_the_same_session(tmp_path: Path) -> None:
-    with opened(tmp_path, classes=["weed"]) as session:
-        answer(session, 30)
-        session.skip(session.state("mixed")["question"]["picture"])
-        before = session.state("mixed")
-
-    with opened(tmp_path, classes=["weed"]) as session:
-        after = session.state("mixed")
-
-    (note,) = after.pop("notes")
-    assert before.pop("notes") == []
-    assert "1 weed, " in note
-    assert after == before
-    assert next(one["name"] for one in after["classes"]) == "weed"
-    assert after["skipped"] == 1
-
-
-def test_several_pictures_are_confirmed_and_the_others_asked_about_next(tmp_path: Path) -> None:
-    with opened(tmp_path) as session:
-        answer(session, 8)
-        likely = [picture for picture, _ in session.likely("daisy")]
-        assert len(likely) == 40
-        session.confirm(likely[2:], "daisy", likely[:2])
-
-        assert session.state("mixed")["upcoming"] == likely[:2]  # after one of the audit sample
-        assert not {*likely[2:]} & {picture for picture, _ in session.likely("daisy")}
-        session.undo()
-        assert {picture for picture, _ in session.likely("daisy")} == {*likely}
-
-    assert len(rows(tmp_path)) == 8
-
-
-def test_all_pictures_can_be_answered(tmp_path: Path) -> None:
-    with opened(tmp_path) as session:
-        answer(session, len(Z))
-        state = session.state("mixed")
-
-    assert state["question"] is None
-    assert state["answered"] == len(Z)
-    assert state["accuracy"]["images"] == 40
 
 
 def test_a_run_guesses_before_the_first_answer_until_a_class_has_answers(tmp_path: Path) -> None:
