@@ -19,79 +19,89 @@ RMS: dict[str, Any] = {"norm_layer": "rmsnorm", "gated_mlp": True, "norm_eps": 1
 ROPE: dict[str, Any] = {"rope": RopeConfig(), "positions": False}
 
 
-@pytest.mark.parametrize(
-    ("fields", "part"),
-    [
+GELU = "rotary position embeddings or SwiGLU without the activation GELU"
+NORMED = "a norm after the patch projection without RMSNorm or without a bias"
+ROOTED = "RMSNorm without SwiGLU or with an eps other than 1e-5"
+TURNED = "RMSNorm with attention pooling or rotary position embeddings"
+TANH: dict[str, Any] = {"pool": "map", "class_token": False, "activation": "gelu_tanh"}
+HYBRID: dict[str, Any] = {"stem": (), "patch_size": (8, 8)}
+NOT_PLAIN: list[tuple[dict[str, Any], str]] = [
+    ({"pool": "map", "class_token": False}, "attention pooling"),
+    ({"rope": RopeConfig()}, "rotary position embeddings"),
+    ({"gated_mlp": True}, "a SwiGLU MLP"),
+    ({"norm_layer": "rmsnorm"}, "RMSNorm"),
+    ({"final_norm": False}, "no final LayerNorm"),
+    ({"mlp_norm": True}, "additional LayerNorms"),
+    ({"proj_bias": False}, "layers without biases"),
+    ({"positions": False}, "no learned position embeddings"),
+    (HYBRID, "a hybrid stem"),
+    ({"convs": (8, 8)}, "a convolutional stem"),
+]
+PARTS: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "the timm format": [
         ({"pre_logits": True}, "pre_logits (a Linear + Tanh before the head)"),
         ({"norm": "post"}, "a post-norm encoder"),
         ({"distilled": True}, "a distillation token"),
         ({"norm_eps": 1e-12}, "a LayerNorm eps other than 1e-6 or 1e-5"),
-        (
-            {"stem": (), "patch_size": (8, 8), "norm_eps": 1e-5},
-            "a hybrid stem with a LayerNorm eps of 1e-5",
-        ),
-        ({"stem": (1,), "patch_size": (8, 8)}, "a non-standard ResNet stem"),
+        ({**HYBRID, "norm_eps": 1e-5}, "a hybrid stem with a LayerNorm eps of 1e-5"),
+        ({**HYBRID, "stem": (1,)}, "a non-standard ResNet stem"),
         ({"convs": (8, 8)}, "a convolutional stem"),
-        (
-            {"norm_layer": "rmsnorm", "norm_eps": 1e-5},
-            "RMSNorm without SwiGLU or with an eps other than 1e-5",
-        ),
-        ({**RMS, "norm_eps": 1e-6}, "RMSNorm without SwiGLU or with an eps other than 1e-5"),
-        ({**RMS, "pool": "map"}, "RMSNorm with attention pooling or rotary position embeddings"),
-        ({**RMS, **ROPE}, "RMSNorm with attention pooling or rotary position embeddings"),
-        (
-            {"patch_norm": True},
-            "a norm after the patch projection without RMSNorm or without a bias",
-        ),
-        (
-            {**RMS, "patch_norm": True, "embed_norm": True},
-            "a norm after the patch projection without RMSNorm or without a bias",
-        ),
+        ({"norm_layer": "rmsnorm", "norm_eps": 1e-5}, ROOTED),
+        ({**RMS, "norm_eps": 1e-6}, ROOTED),
+        ({**RMS, "pool": "map"}, TURNED),
+        ({**RMS, **ROPE}, TURNED),
+        ({"patch_norm": True}, NORMED),
+        ({**RMS, "patch_norm": True, "embed_norm": True}, NORMED),
         (
             {**ROPE, "proj_bias": False},
             "rotary position embeddings or SwiGLU in layers without biases",
         ),
-        (
-            {**ROPE, "activation": "quick_gelu"},
-            "rotary position embeddings or SwiGLU without the activation GELU",
-        ),
-        (
-            {"gated_mlp": True, "pool": "map", "class_token": False, "activation": "gelu_tanh"},
-            "rotary position embeddings or SwiGLU without the activation GELU",
-        ),
+        ({**ROPE, "activation": "quick_gelu"}, GELU),
+        ({**TANH, "gated_mlp": True}, GELU),
         ({"positions": False}, "neither learned nor rotary positions"),
+        *(
+            (fields, "")
+            for fields in (
+                *({}, {"norm_eps": 1e-5}, HYBRID, {"embed_norm": True}, TANH, RMS, ROPE),
+                *({"activation": "quick_gelu"}, {"proj_bias": False}, {"final_norm": False}),
+                *({"layer_scale": 0.1, "registers": 4}, {"attn_norm": True, "mlp_norm": True}),
+                *({"rope": RopeConfig()}, {"gated_mlp": True}, {**RMS, "activation": "quick_gelu"}),
+                {**RMS, "patch_norm": True, "proj_bias": False},
+                {**ROPE, "gated_mlp": True, "activation": "quick_gelu"},
+            )
+        ),
     ],
-)
-def test_timm_cannot_build_these_parts(fields: dict[str, Any], part: str) -> None:
-    found = unsupported_part("timm", tiny(3, **fields))
-
-    assert found == f"the model has {part}, which the timm format does not support"
+    "ViTForImageClassification": [
+        *NOT_PLAIN,
+        ({"pre_logits": True}, "pre_logits (a Linear + Tanh before the head)"),
+        ({"pool": "mean"}, "mean pooling"),
+        ({"attn_norm": True}, "additional LayerNorms"),
+        ({"patch_norm": True}, "additional LayerNorms"),
+        ({"embed_norm": True}, "a LayerNorm before the first block"),
+        ({"layer_scale": 0.1}, "LayerScale"),
+        ({"registers": 1}, "registers"),
+        ({"norm": "post"}, "a post-norm encoder"),
+        ({"distilled": True}, "a distillation token"),
+        ({"prefix_positions": False}, "position embeddings for the patches only"),
+        ({}, ""),
+        ({"norm_eps": 1e-3, "qkv_bias": False, "activation": "quick_gelu"}, ""),
+    ],
+    "the page": [*NOT_PLAIN, ({"norm": "post", "registers": 2, "layer_scale": 0.1}, "")],
+}
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"norm_eps": 1e-5},
-        {"stem": (), "patch_size": (8, 8)},
-        {"embed_norm": True},
-        {"activation": "quick_gelu"},
-        {"activation": "gelu_tanh", "pool": "map", "class_token": False},
-        {"proj_bias": False},
-        {"layer_scale": 0.1, "registers": 4},
-        {"attn_norm": True, "mlp_norm": True},
-        {"final_norm": False},
-        RMS,
-        {**RMS, "patch_norm": True, "proj_bias": False},
-        {**RMS, "activation": "quick_gelu"},
-        ROPE,
-        {"rope": RopeConfig()},
-        {"gated_mlp": True},
-        {**ROPE, "gated_mlp": True, "activation": "quick_gelu"},
-    ],
+    ("name", "fields", "part"),
+    [(name, fields, part) for name, found in PARTS.items() for fields, part in found],
 )
-def test_timm_can_build_these_parts(fields: dict[str, Any]) -> None:
-    assert unsupported_part("timm", tiny(3, **fields)) == ""
+def test_a_part_that_a_format_cannot_contain_is_named(
+    name: str, fields: dict[str, Any], part: str
+) -> None:
+    forms = {"the timm format": "timm", "the page": "html"}
+
+    found = unsupported_part(forms.get(name, "transformers"), tiny(3, **fields))
+
+    assert found == (f"the model has {part}, which {name} does not support" if part else "")
 
 
 def test_only_timm_can_build_its_own_models() -> None:
@@ -100,68 +110,6 @@ def test_only_timm_can_build_its_own_models() -> None:
     assert unsupported_part("timm", network) == ""
     for form in ("transformers", "html"):
         assert "a network of timm" in unsupported_part(form, network)
-
-
-# transformers -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fields", "part"),
-    [
-        ({"pre_logits": True}, "pre_logits (a Linear + Tanh before the head)"),
-        ({"pool": "mean"}, "mean pooling"),
-        ({"pool": "map"}, "attention pooling"),
-        ({"rope": RopeConfig()}, "rotary position embeddings"),
-        ({"gated_mlp": True}, "a SwiGLU MLP"),
-        ({"norm_layer": "rmsnorm"}, "RMSNorm"),
-        ({"final_norm": False}, "no final LayerNorm"),
-        ({"attn_norm": True}, "additional LayerNorms"),
-        ({"mlp_norm": True}, "additional LayerNorms"),
-        ({"patch_norm": True}, "additional LayerNorms"),
-        ({"proj_bias": False}, "layers without biases"),
-        ({"positions": False}, "no learned position embeddings"),
-        ({"embed_norm": True}, "a LayerNorm before the first block"),
-        ({"layer_scale": 0.1}, "LayerScale"),
-        ({"registers": 1}, "registers"),
-        ({"norm": "post"}, "a post-norm encoder"),
-        ({"distilled": True}, "a distillation token"),
-        ({"prefix_positions": False}, "position embeddings for the patches only"),
-        ({"stem": (), "patch_size": (8, 8)}, "a hybrid stem"),
-        ({"convs": (8, 8)}, "a convolutional stem"),
-        ({}, ""),
-        ({"norm_eps": 1e-3, "qkv_bias": False, "activation": "quick_gelu"}, ""),
-    ],
-)
-def test_transformers_cannot_build_these_parts(fields: dict[str, Any], part: str) -> None:
-    found = unsupported_part("transformers", tiny(3, **fields))
-
-    words = f"the model has {part}, which ViTForImageClassification does not support"
-    assert found == (words if part else "")
-
-
-# the page ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fields", "part"),
-    [
-        ({"pool": "map", "class_token": False}, "attention pooling"),
-        ({"rope": RopeConfig()}, "rotary position embeddings"),
-        ({"gated_mlp": True}, "a SwiGLU MLP"),
-        ({"norm_layer": "rmsnorm"}, "RMSNorm"),
-        ({"final_norm": False}, "no final LayerNorm"),
-        ({"mlp_norm": True}, "additional LayerNorms"),
-        ({"proj_bias": False}, "layers without biases"),
-        ({"positions": False}, "no learned position embeddings"),
-        ({"stem": (), "patch_size": (8, 8)}, "a hybrid stem"),
-        ({"convs": (8, 8)}, "a convolutional stem"),
-        ({"norm": "post", "registers": 2, "layer_scale": 0.1}, ""),
-    ],
-)
-def test_the_page_cannot_run_these_parts(fields: dict[str, Any], part: str) -> None:
-    found = unsupported_part("html", tiny(3, **fields))
-
-    assert found == (f"the model has {part}, which the page does not support" if part else "")
 
 
 # from timm and back ------------------------------------------------------------------------------
