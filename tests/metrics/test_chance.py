@@ -47,6 +47,9 @@ def results(matrix: list[list[int]]) -> RunResults:
     )
 
 
+GUESSING = "is not measurably better than guessing"
+
+
 @pytest.mark.parametrize(
     ("matrix", "clause"),
     [
@@ -57,26 +60,18 @@ def results(matrix: list[list[int]]) -> RunResults:
         pytest.param(
             [[2, 48], [3, 47]], "predicts b for 95% of the validation images", id="95% of one class"
         ),
-        pytest.param(
-            [[3, 47], [3, 47]],
-            "is not measurably better than guessing",
-            id="94% of one class are not called constant",
-        ),
-        pytest.param([[25, 25], [25, 25]], "is not measurably better than guessing", id="guesses"),
+        pytest.param([[3, 47], [3, 47]], GUESSING, id="94% of one class are not called constant"),
+        pytest.param([[25, 25], [25, 25]], GUESSING, id="guesses"),
         pytest.param([[40, 10], [10, 40]], "", id="better than chance"),
         pytest.param([[30, 0], [0, 970]], "", id="rare class, always right"),
         pytest.param(
             [[1, 0], [0, 8]],
-            "is not measurably better than guessing, because only 9 images were scored",
+            f"{GUESSING}, because only 9 images were scored",
             id="all right, but too few",
         ),
         pytest.param([[12, 3], [28, 257]], "", id="rare class, found by weights"),
         pytest.param([[0, 30], [0, 970]], "always predicts b", id="rare class, never found"),
-        pytest.param(
-            [[1, 49], [49, 901]],
-            "is not measurably better than guessing",
-            id="guesses with the frequencies of the classes",
-        ),
+        pytest.param([[1, 49], [49, 901]], GUESSING, id="guesses with the frequencies of classes"),
     ],
 )
 def test_a_model_is_at_chance_level_unless_its_balanced_accuracy_is_above_guessing(

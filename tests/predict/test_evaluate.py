@@ -1,11 +1,17 @@
-"""Evaluation of a trained model on labelled images."""
+"""Evaluation of a trained model, its expected accuracy, and counts of several processes."""
 
+import csv
 import json
+import re
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
+from PIL import Image
 
 from tests.training.test_run import run_it
+from vitft.cli.main import main
 from vitft.data import find_labelled
 from vitft.messages import class_table
 from vitft.metrics import classification_metrics
@@ -41,3 +47,62 @@ def test_of_many_classes_those_of_lowest_recall_are_listed() -> None:
     assert len(rows) == 30
     assert not {f"class{i}" for i in range(5, 15)} & {row[0] for row in rows}
     assert all(row[-1] for row in rows if row[2] == "0.0%")
+
+
+@pytest.mark.long
+def test_several_processes_count_the_images_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["finetune", "--data", "demo", "--set", "train.cache=none"]) == 0
+    counting = ["predict", "demo_flowers", "--counts", "--format", "json"]
+    capsys.readouterr()
+    assert main([*counting, "--engine", "torch", "--dtype", "fp32"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # what torchrun sets
+
+    for rank in ("1", "0"):
+        assert capsys.readouterr().out == ""
+        monkeypatch.setenv("RANK", rank)
+        assert main([*counting, "--dtype", "fp32", "--out", "rows.csv"]) == 0
+
+    assert json.loads(capsys.readouterr().out) == alone
+    assert alone["images"] + alone["unlike"] == len(Path("rows.csv").read_text().splitlines()) - 1
+
+
+UNLIKE = "unlike the training images"
+
+
+def predicted(images: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, list[float], float]:
+    """Predict a folder; return the line on the accuracy, the probabilities and the part unlike."""
+    assert main(["predict", images, "--out", f"{images}.csv"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("expected:")]
+    rows = list(csv.DictReader(Path(f"{images}.csv").read_text("utf-8").splitlines()))
+    unlike = [UNLIKE in row["notes"] for row in rows]
+    return "".join(lines), [float(row["probability"]) for row in rows], sum(unlike) / len(unlike)
+
+
+def test_the_mean_probability_is_stated_and_foreign_images_count_as_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["finetune", "--data", "demo", "--set", "train.cache=none"]) == 0
+    noise = np.random.default_rng(0).integers(0, 256, (30, 64, 64, 3), np.uint8)
+    for folder, number in (("noise", 30), ("few", 19)):
+        Path(folder).mkdir()
+        for i, pixels in enumerate(noise[:number]):
+            Image.fromarray(pixels).save(f"{folder}/{i}.png")
+
+    known, probabilities, unlike = predicted("demo_flowers", capsys)
+    excess = max(0.0, unlike - 0.02) * len(probabilities)
+    foreign, *_ = predicted("noise", capsys)
+    few, *_ = predicted("few", capsys)
+
+    assert excess < 1
+    found = re.search(r"about (\d+)% of these answers to be right \(accuracy of the run: ", known)
+    assert found
+    assert int(found[1]) == pytest.approx(100 * np.mean(probabilities), abs=1)
+    assert UNLIKE not in known
+    assert re.match(r"expected: about [12] to \d\d% of these answers to be right", foreign)
+    assert f"100% are {UNLIKE}, usually 2%, and the lower number counts" in foreign
+    assert few == ""

@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.report.test_compare import compared
 from tests.report.test_decisions import with_fixes
 from tests.support.run_files import make_run, with_cross_validated
 from vitft.config import config_from_table, read_toml, to_toml
 from vitft.predict import read_split
 from vitft.report import (
-    RunComparison,
-    compare_runs,
     comparison_results,
-    read_run,
     write_comparison,
 )
 from vitft.system import RunError
@@ -30,10 +28,6 @@ def fixed(path: Path, *, hardness: float = 1.0, seed: int = 0) -> Path:
     table = path.parent / "fixes.csv"
     table.write_text("path,action,new_label\n0/020.jpg,move,rose\n0/021.jpg,drop,\n")
     return with_fixes(run, table, hashlib.sha256(table.read_bytes()).hexdigest())
-
-
-def compared(*runs: Path) -> RunComparison:
-    return compare_runs([read_run(run) for run in runs])
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["fixed second", "fixed first"])

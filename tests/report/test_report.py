@@ -1,9 +1,11 @@
 """The page of a run: its contents, its safety with any name, and its layout."""
 
 import json
+import math
 import re
 import shlex
 import tomllib
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from tests.support.run_files import ENVIRONMENT, EPOCHS, HOSTILE, make_run
 from vitft.cli.finetune import named_settings
 from vitft.cli.main import build_parser
 from vitft.config import config_from_table, merge_settings, to_toml
+from vitft.messages import compared_with_accuracy
+from vitft.metrics import ClassEstimate, wilson_interval
 from vitft.predict import thumb_name
 from vitft.report import (
     command_of,
@@ -312,3 +316,30 @@ def test_the_command_on_the_page_gives_the_same_settings(settings: dict[str, Any
     assert program == "vitft"
     read_back = merge_settings({}, named_settings(build_parser().parse_args(arguments)))
     assert config_from_table(read_back) == config
+
+
+# weak classes ------------------------------------------------------------------------------------
+
+
+def a_recall(recall: float, images: int) -> ClassEstimate:
+    """Return a recall of class a."""
+    bounds = wilson_interval(round(recall * images), images)
+    return ClassEstimate(name="a", value=recall, interval=bounds, images=images, kind="validation")
+
+
+def test_a_low_recall_is_clear_if_it_is_too_unlikely_for_any_of_the_classes() -> None:
+    worst = a_recall(20 / 30, 30)
+    # the probability of at least 10 wrong predictions of 30 at an error of 10%
+    tail = sum(math.comb(30, k) * 0.1**k * 0.9 ** (30 - k) for k in range(10, 31))
+    many = int(0.05 / tail)
+
+    assert many > 10
+    assert "clearly below" in compared_with_accuracy(worst, 0.9, many)
+    assert f"The lowest of {many + 1} recalls" in compared_with_accuracy(worst, 0.9, many + 1)
+
+
+def test_a_recall_whose_interval_reaches_the_accuracy_may_be_low_by_chance() -> None:
+    reaching = replace(a_recall(0.5, 100), interval=(0.4, 0.6))
+
+    assert "due to chance" in compared_with_accuracy(reaching, 0.6, 2)
+    assert "chance" not in compared_with_accuracy(reaching, 0.65, 2)

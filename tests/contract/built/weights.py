@@ -53,13 +53,18 @@ HUGGING_FACE = {
 }
 
 
-def state(seed: int = 0) -> dict[str, Tensor]:
+def random_weights(config: ViTConfig, seed: int = 0) -> dict[str, Tensor]:
     """Return a state dict without zeros, so that the head and every bias have an effect."""
     random = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(tensor.shape, generator=random) * 0.05 + float("norm" in name)
-        for name, tensor in VisionTransformer(CONFIG).state_dict().items()
+        for name, tensor in VisionTransformer(config).state_dict().items()
     }
+
+
+def state(seed: int = 0) -> dict[str, Tensor]:
+    """Return the tensors of the small model."""
+    return random_weights(CONFIG, seed)
 
 
 def under(root: str, seed: int = 0) -> dict[str, Tensor]:

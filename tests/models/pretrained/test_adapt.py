@@ -13,7 +13,8 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models import adapt_input_conv
 from torch import Tensor
 
-from tests.models.pretrained.test_flavours import CONFIG, random_weights
+from tests.contract.built.weights import random_weights
+from tests.models.pretrained.test_flavours import CONFIG
 from vitft import LoadReport, load_pretrained
 from vitft.models import ViTConfig
 

@@ -13,10 +13,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.contract.built.weights import random_weights
 from tests.models.test_stem import random_hybrid
 from vitft import load_pretrained
 from vitft.data import EvalTransform
-from vitft.models import VisionTransformer, ViTConfig
+from vitft.models import ViTConfig
 
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 CONFIG = ViTConfig(
@@ -27,16 +28,6 @@ CONFIG = ViTConfig(
 @pytest.fixture
 def images() -> Tensor:
     return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-
-
-def random_weights(config: ViTConfig) -> dict[str, Tensor]:
-    """Return a state dict without zeros, so that heads, biases and class tokens have an effect."""
-    random = torch.Generator().manual_seed(0)
-    state = VisionTransformer(config).state_dict()
-    return {
-        name: torch.randn(tensor.shape, generator=random) * 0.05 + float("norm" in name)
-        for name, tensor in state.items()
-    }
 
 
 def write_timm_config(folder: Path, **fields: object) -> None:

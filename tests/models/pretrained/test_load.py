@@ -1,5 +1,6 @@
 """Loading: the report, the statistics, checkpoints, and real weights."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.models.pretrained.test_flavours import CONFIG, random_weights, write_timm_config
+from tests.contract.built.weights import random_weights
+from tests.models.pretrained.test_flavours import CONFIG, write_timm_config
 from vitft import load_pretrained
 from vitft.data import EvalTransform
-from vitft.models import Card, save_checkpoint
+from vitft.models import (
+    Card,
+    VisionTransformer,
+    ViTConfig,
+    check_weights_name,
+    load_backbone,
+    save_checkpoint,
+)
+from vitft.system import UsageError, WeightsError
 
 
 @pytest.fixture
@@ -93,3 +103,80 @@ def test_statistics_are_told_by_the_maker_where_only_one_makes_such_files(
 
     assert report.transform.mean[0] == mean
     assert why in report.statistics_source
+
+
+def test_pickles_are_refused_by_default_everywhere(tmp_path: Path, tiny_config: ViTConfig) -> None:
+    path = tmp_path / "x.pth"
+    torch.save(VisionTransformer(tiny_config).state_dict(), path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_args": {"num_heads": 2}}))
+
+    with pytest.raises(WeightsError, match="is a Python pickle"):
+        load_pretrained(path)
+    with pytest.raises(WeightsError, match="is a Python pickle"):
+        load_backbone(str(path), num_classes=2)
+    model, report = load_backbone(str(path), num_classes=2, allow_pickle=True)
+    assert (model.config.num_classes, report.loaded) == (2, len(model.state_dict()) - 2)
+
+
+def test_random_weights_are_those_of_the_seed_and_timm_models_refuse_some_settings() -> None:
+    name = "random:timm:test_resnet"
+    states = [
+        load_backbone(name, num_classes=2, image_size=32, seed=seed)[0].state_dict()
+        for seed in (0, 0, 1)
+    ]
+    first = next(n for n, t in states[0].items() if t.is_floating_point() and t.ndim == 4)
+
+    assert torch.equal(states[0][first], states[1][first])
+    assert not torch.equal(states[0][first], states[2][first])
+    own = [load_backbone("random:demo", num_classes=2, seed=seed)[0] for seed in (0, 0, 1)]
+    a, b, c = (model.get_parameter("pos_embed") for model in own)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+    assert not own[0].training
+    refused: list[dict[str, Any]] = [{"pre_logits": "keep"}, {"pos_embed": "jax"}]
+    for options in refused:
+        with pytest.raises(UsageError, match="timm models do not support"):
+            load_backbone("timm:test_resnet", num_classes=2, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        *[
+            (name, "weights not found: ")
+            for name in ("./vit", "~/vit", "/nowhere/vit", "vit/", "vit.safetensors", "vit.PTH",
+                         "vit.onnx", "vit.h5", "vit.gguf", "vit.zip", "vit.npz", Path("vit"))
+        ],
+        *[(name, "unknown weights") for name in ("vit_tinny", "vit.tinny", "a/b")],
+        *[
+            (name, "invalid hub name")
+            for name in ("hf:", "hf:a", "hf:a/b/c", "hf:a/b@", "hf:a/..", "hf:ä/b")
+        ],
+        *[
+            (name, "invalid timm name")
+            for name in ("timm:", f"timm:{'x' * 101}", f"timm:x.{'y' * 101}", "timm:ResNet",
+                         "timm:a/b", "timm:a.")
+        ],
+        (" ", "name of the weights is empty"),
+        ("random:demo", "random"),
+        ("random:nonesuch", "random"),
+    ],
+)  # fmt: skip
+def test_a_name_that_stands_for_no_weights_is_refused_as_what_it_looks_like(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | Path, problem: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(WeightsError) as caught:
+        check_weights_name(name)
+
+    assert problem in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hf:a/b", "hf:a-1/b.c_d@v1.0/x", f"timm:{'x' * 100}", f"timm:x.{'y' * 100}",
+     "timm:resnet50.a1-in1k", "timm:a_1", "demo", "random:demo"],
+)  # fmt: skip
+def test_other_names_of_the_catalogue_the_hub_and_timm_are_accepted(name: str) -> None:
+    check_weights_name(name, allow_pickle=False, allow_random=True)

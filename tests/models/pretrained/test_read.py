@@ -17,13 +17,11 @@ import torch
 from safetensors.torch import save, save_file
 from torch import Tensor
 
+from tests.models.pretrained.test_flavours import CONFIG
 from vitft import load_pretrained
-from vitft.models import VisionTransformer, ViTConfig
+from vitft.models import VisionTransformer
 from vitft.system import WeightsError
 
-CONFIG = ViTConfig(
-    image_size=(32, 32), patch_size=(8, 8), width=192, depth=2, heads=3, num_classes=7
-)
 MARKER = "code-was-run"
 
 

@@ -11,7 +11,8 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor
 
 from tests.conftest import random_timm
-from tests.models.pretrained.test_flavours import CONFIG, SMALL, random_weights, write_timm_config
+from tests.contract.built.weights import random_weights
+from tests.models.pretrained.test_flavours import CONFIG, SMALL, write_timm_config
 from vitft import load_pretrained
 from vitft.models import VisionTransformer
 from vitft.system import WeightsError
