@@ -79,19 +79,6 @@ def test_of_two_minima_the_lower_one_is_the_temperature() -> None:
     assert min(filter(None, found)) < 0.01 < 0.9 < max(filter(None, found))
 
 
-@pytest.mark.parametrize("images", [30, 60, 120])
-def test_flat_logits_of_a_model_trained_for_few_steps_are_sharpened(images: int) -> None:
-    errors = [
-        true_error(
-            float(calibrate_temperature(scored(images, sharpness=0.05, seed=s)).value),
-            sharpness=0.05,
-        )
-        for s in range(5)
-    ]
-
-    assert max(errors) < 0.2 < 0.4 < true_error(1.0, sharpness=0.05)
-
-
 @pytest.mark.parametrize(
     ("temperature", "is_fitted"), [(0.00101, True), (0.00099, False), (49.5, True), (50.5, False)]
 )
@@ -119,18 +106,6 @@ def test_few_images_are_calibrated_by_cross_validated_training_images() -> None:
         assert len(found.held_out) == 20  # of the validation images only
         errors.append(true_error(float(found.value), sharpness=3.0))
     assert max(errors) < 0.03 < 0.12 < true_error(1.0, sharpness=3.0)
-
-
-def test_few_images_move_the_temperature_part_of_the_way() -> None:
-    sets = [scored(12, sharpness=4.0, seed=seed) for seed in range(10)]
-
-    found = [float(calibrate_temperature(one).value) for one in sets]
-
-    assert 1.3 < np.mean(found) < 3.0  # calibrated logits need 4
-    for temperature, one in zip(found, sets, strict=True):
-        free = fit_temperature(one.logits, one.labels, spread=100.0)  # hardly any prior
-        assert free is not None
-        assert abs(np.log(temperature)) < abs(np.log(free))
 
 
 def test_a_few_correct_predictions_do_not_make_the_model_certain() -> None:
@@ -249,22 +224,6 @@ def test_the_plug_in_error_is_the_mean_gap() -> None:
     right = np.array([1.0] * 12 + [0.0] * 3 + [1.0] * 12 + [0.0] * 3)  # 80% in both
 
     assert binned_error(bin_by_confidence(confidence, right)) == pytest.approx((0.2 + 0.1) / 2)
-
-
-@pytest.mark.parametrize("images", [60, 240])
-def test_calibrated_probabilities_have_an_error_near_zero_for_any_number_of_images(
-    images: int,
-) -> None:
-    every = [
-        bin_by_confidence(*confidence_and_correctness(*answered(images, seed=seed)))
-        for seed in range(10)
-    ]
-
-    found = [calibration_error(bins) for bins in every]
-
-    assert sum(low == 0 for _, (low, _) in found) >= 9  # in 97.5 of 100
-    plain = np.mean([binned_error(bins) for bins in every])
-    assert np.mean([error for error, _ in found]) < 0.6 * plain  # that takes chance for an error
 
 
 def test_a_true_calibration_error_is_estimated() -> None:
