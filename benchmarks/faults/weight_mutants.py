@@ -24,7 +24,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from tests.models.pretrained.test_flavours import google_arrays, random_weights
+from benchmarks.faults.mutate import mutate_bytes
+from tests.contract.built.weights import random_weights
+from tests.models.pretrained.test_flavours import google_arrays
 from vitft.models.pretrained.weights import open_pretrained
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import VitftError
@@ -46,34 +48,6 @@ def good_files() -> dict[str, bytes]:
         ".pth": pickled.getvalue(),
         ".npz": archived.getvalue(),
     }
-
-
-def mutate(content: bytes, rng: random.Random, header: int) -> bytes:
-    """Damage content in one to four places, three in four of them in the first `header` bytes."""
-    data = bytearray(content)
-    for _ in range(rng.randint(1, 4)):
-        if not data:
-            break
-        place = rng.randrange(min(header, len(data)) if rng.random() < 0.75 else len(data))
-        kind = rng.choice(("flip", "byte", "digit", "cut", "insert", "double", "zero", "swap"))
-        length = rng.choice((1, 2, 8, 64, 1000))
-        if kind == "flip":
-            data[place] ^= 1 << rng.randrange(8)
-        elif kind == "byte":
-            data[place : place + 1] = bytes([rng.randrange(256)])
-        elif kind == "digit":
-            data[place : place + 1] = rng.choice(b'0123456789-e.,[]{}":').to_bytes(1, "little")
-        elif kind == "cut":
-            del data[place : place + length if rng.random() < 0.7 else len(data)]
-        elif kind == "insert":
-            data[place:place] = rng.randbytes(length)
-        elif kind == "double":
-            data[place:place] = data[place : place + length]
-        elif kind == "zero":
-            data[place : place + length] = bytes(min(length, len(data) - place))
-        else:
-            data[place : place + 2] = data[place : place + 2][::-1]
-    return bytes(data)
 
 
 def outcome(path: Path, sha256: str | None) -> tuple[str, float, str]:
@@ -106,7 +80,7 @@ def campaign(suffix: str, content: bytes, count: int, folder: Path) -> collectio
     counts: collections.Counter[str] = collections.Counter()
     path = folder / f"mutant{suffix}"
     for _ in range(count):
-        mutant = mutate(content, rng, header)
+        mutant = mutate_bytes(content, rng, header)
         if mutant == content:
             counts["unchanged"] += 1
             continue
