@@ -189,8 +189,9 @@ def finetune(  # noqa: D417, PLR0913 - the options of the command, which the dec
     named = joined_settings(arguments, more, "by an argument and by `settings`")
     config = requested_config(os.fspath(recipe or "") or None, named)
     config = replace(config, data=demo_data(config.data))
-    config, run = check_request(config, None if out is None else os.fspath(out), spell=parameter)
-    result = run_finetuning(config, out=run)
+    where = None if out is None else os.fspath(out)
+    config, listed, run = check_request(config, where, spell=parameter)
+    result = run_finetuning(config, out=run, folder=listed)
     if result.figures:
         report_of_new_run(result.run)
     return result

@@ -40,9 +40,9 @@ def _demo_command(_: argparse.Namespace) -> int:
     random = replace(config, weights=replace(config.weights, name="random:demo"))
     done = []
     for settings in (random, config):  # in this order: the pretrained run becomes the latest run
-        checked, out = check_request(settings, None)
+        checked, listed, out = check_request(settings, None)
         log.info(f"fine-tuning with --weights {checked.weights.name}")
-        done.append(run_finetuning(checked, out=out))
+        done.append(run_finetuning(checked, out=out, folder=listed))
         if done[-1].interrupted:
             raise Stopped(done[-1].exit_code)
     run = done[-1].run

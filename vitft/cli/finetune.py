@@ -40,6 +40,7 @@ from vitft.system.text import (
 )
 
 if TYPE_CHECKING:
+    from vitft.data.image_table import Images
     from vitft.metrics.results import Estimate, RunResults
 
 _ONE_LINE = 65
@@ -115,11 +116,11 @@ def _finetune(args: argparse.Namespace) -> int:
     if is_restart and args.out and (Path(args.out).expanduser() / "config.toml").is_file():
         args.resume, args.out = args.out, None  # torchrun restarts the processes of this run
     if args.resume:
-        config, out = _plan_resume(args)
+        config, folder, out = _plan_resume(args)
     else:
         config = requested_config(args.recipe, named_settings(args))
         config = replace(config, data=demo_data(config.data))
-        config, out = check_request(config, args.out)
+        config, folder, out = check_request(config, args.out)
     if config is None:
         output.note(f"{out} is already finished: there is nothing to resume")
         if args.format == "json":
@@ -130,7 +131,9 @@ def _finetune(args: argparse.Namespace) -> int:
         from vitft.report.run_files import command_of
         from vitft.training.run import run_finetuning
 
-    result = run_finetuning(config, out=out, resume=bool(args.resume), max_seconds=max_seconds)
+    result = run_finetuning(
+        config, out=out, folder=folder, resume=bool(args.resume), max_seconds=max_seconds
+    )
     if args.format == "json":
         _print_json(result.run, result.figures, config, status=result.status)
         return result.exit_code
@@ -252,18 +255,22 @@ def _print_dry_run(args: argparse.Namespace) -> int:
     config = requested_config(args.recipe, named_settings(args))
     with temporary_demo_data(config.data) as data, sizes_assumed():
         ready = replace(config, data=data)
-        ready, out = check_request(ready, args.out)
+        ready, folder, out = check_request(ready, args.out)
         with heavy_imports():
             from vitft.training.setup import dry_run
 
         dry_run(
-            ready, out, data=config.data.path, show=lambda text: output.exact(text.rstrip("\n"))
+            ready,
+            folder,
+            out,
+            data=config.data.path,
+            show=lambda text: output.exact(text.rstrip("\n")),
         )
     return 0
 
 
-def _plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
-    """Return the settings (None if the run is finished) and the directory of a run to resume."""
+def _plan_resume(args: argparse.Namespace) -> tuple[Config | None, "Images", Path]:
+    """Return the settings (None if it is finished), images and directory of a run to resume."""
     from vitft.data.demo import demo_data
     from vitft.training.checks import check_resume
 

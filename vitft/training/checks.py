@@ -57,8 +57,8 @@ _RESUME_CHANGES = frozenset(
 
 def check_request(
     config: Config, out: str | None, *, spell: Spelling = option
-) -> tuple[Config, Path]:
-    """Check data, weights, trackers and run directory; return the settings and the run directory.
+) -> tuple[Config, Images, Path]:
+    """Check data, weights, trackers and run directory; return settings, images and run directory.
 
     If the settings do not name any weights, the returned settings name default weights. `spell`
     spells the option of the run directory in errors.
@@ -127,7 +127,7 @@ def check_request(
         )
     planned = plan_run(out, short_name(config.data.path), spell=spell)
     check_outside(planned, data)
-    return config, planned
+    return config, folder, planned
 
 
 def _prepared(config: Config) -> tuple[Config, Path]:
@@ -168,8 +168,8 @@ def _with_weights(config: Config, *, images: int) -> Config:
 
 def check_resume(
     path: Path, named: Iterable[tuple[str, Any]], typed: Mapping[str, str] | None = None
-) -> tuple[Config | None, Path]:
-    """Return the settings of a run to resume (None if it has finished) and its directory.
+) -> tuple[Config | None, Images, Path]:
+    """Return the settings of a run to resume (None if it has finished), its images and directory.
 
     `named` maps the dotted names of the settings given on resuming to their values, and `typed`
     to what the user typed for them, such as `--lr` (default: the dotted name).
@@ -212,10 +212,10 @@ def check_resume(
         raise damaged_file(path / "config.toml", "data.path is missing")
     _check_trackers(config)
     config, data = _prepared(config)
-    scan(data, config.data)
+    folder = assign_parts(scan(data, config.data), config.data.val_from)
     if config.data.like:
         check_is_run(config.data.like, name="like")
-    return (None if status == "finished" and not extended else config), path
+    return (None if status == "finished" and not extended else config), folder, path
 
 
 def _changed_settings(

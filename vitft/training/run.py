@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vitft.config.defaults import FINE_TUNING
 from vitft.config.run import Config
+from vitft.data.image_table import Images
 from vitft.metrics.results import Results, RunResults
 from vitft.report.notebook import result_card
 from vitft.system.errors import RunError
@@ -64,7 +65,12 @@ class Result:
 
 
 def run_finetuning(
-    config: Config, *, out: Path, resume: bool = False, max_seconds: float = 0.0
+    config: Config,
+    *,
+    out: Path,
+    folder: Images | None = None,
+    resume: bool = False,
+    max_seconds: float = 0.0,
 ) -> Result:
     """Fine-tune pretrained weights on labelled images and write the run directory `out`.
 
@@ -75,6 +81,7 @@ def run_finetuning(
     Args:
         config: The settings; for a resumed run, those in its directory.
         out: The run directory to create or resume.
+        folder: The images, if they have been listed before (`check_request`).
         resume: Whether to continue a run that was stopped or killed.
         max_seconds: Time limit in seconds; 0 for no limit.
 
@@ -90,7 +97,7 @@ def run_finetuning(
     with Runtime.enter(config, out, resume=resume, max_seconds=max_seconds) as runtime:
         # The images and their labels, and a pretrained model, cut where its frozen layers end. Each
         # resolves settings that depend on it: where the data are, the learning rate of the layers
-        folder, config = list_images(config, runtime)
+        folder, config = list_images(config, runtime, folder)
         pipeline, report, config = load_model(folder, config, runtime)
 
         # One pass over all images caches the features of the frozen layers, if there are any, and

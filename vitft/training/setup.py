@@ -106,10 +106,16 @@ class Start:
     budget: BudgetResults | None = None  # with other starts that a run with a budget has tried
 
 
-def list_images(config: Config, runtime: Runtime) -> tuple[Images, Config]:
-    """List the images and their labels; return them, and the settings with absolute paths."""
+def list_images(
+    config: Config, runtime: Runtime, folder: Images | None = None
+) -> tuple[Images, Config]:
+    """List the images and their labels; return them, and the settings with absolute paths.
+
+    `folder` has the images if they have been listed before, as the settings request.
+    """
     spec = config.data
-    place, path = place_of(spec.path), data_path(spec.path, spec.root).resolve()
+    place, path = place_of(spec.path), data_path(spec.path, spec.root)
+    path = path if place else path.resolve()
     located = replace(
         spec,
         path=place.text if place else str(path),
@@ -119,7 +125,10 @@ def list_images(config: Config, runtime: Runtime) -> tuple[Images, Config]:
         classes=str(Path(spec.classes).expanduser().resolve()) if spec.classes else "",
         like=str(run_path(spec.like).resolve()) if spec.like else "",  # `latest` may change
     )
-    folder = assign_parts(scan(data_path(located.path, located.root), located), located.val_from)
+    if folder is None:
+        folder = assign_parts(scan(path, located), located.val_from)
+    elif not place:
+        folder = replace(folder, root=folder.root.resolve(), table=folder.table and path)
     if folder.table and folder.root != base_folder(folder.table, located.root):
         located = replace(located, root=str(folder.root))  # where the paths in split.csv begin
     folder, located = apply_fixes(folder, located)
@@ -491,14 +500,16 @@ def _share_rows(
     store.flush()
 
 
-def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], object]) -> None:
+def dry_run(
+    config: Config, folder: Images, out: Path, *, data: str, show: Callable[[str], object]
+) -> None:
     """Show the settings of a run as TOML, then log what it would do, without opening any image.
 
     The settings include resolved defaults; `data` is the data path as the user specified it. If the
     run would raise an error, this raises the same one, and nothing is shown.
     """
     runtime = Runtime()
-    folder, config = list_images(config, runtime)
+    folder, config = list_images(config, runtime, folder)
     pipeline, _, config = load_model(folder, config, runtime, opens_images=False)
     model = pipeline.model
     labels = _expected_training_labels(folder, config.data)
