@@ -12,6 +12,7 @@ from vitft.cli.parser import Command
 from vitft.cli.table_settings import TABLE_SETTINGS, with_table_settings
 from vitft.config.sections import DataSpec
 from vitft.data.groups import with_group_by
+from vitft.data.table import is_table
 from vitft.messages.results import (
     CLASS_METRICS,
     by_table,
@@ -23,13 +24,16 @@ from vitft.metrics.results import class_pair_counts
 from vitft.predict.request import Marks
 from vitft.system import console
 from vitft.system.console import stdout, visible
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import check_outside, loading_step, plan_run
 from vitft.system.text import csv_line
 
 if TYPE_CHECKING:
     from vitft.data.image_table import Images
+
+_MOST_VALUES = 1000
+"""Maximum number of values of --by."""
 
 
 @Command(
@@ -64,21 +68,20 @@ data options:
 def _evaluate_command(args: argparse.Namespace) -> int:
     """Evaluate a model, print the results and return the exit code: 3 if an image is unreadable."""
     from vitft.data.remote.copies import prepare_data
-    from vitft.data.scan import find_labelled, values_of
+    from vitft.data.scan import with_groups
     from vitft.predict.onnx_engine import gives_several
 
     marks = Marks(threshold=args.threshold, precision=args.precision, confidence=args.confidence)
     spec = with_table_settings(DataSpec(), args.set)
     if spec.labels == "auto":
         spec = replace(spec, labels="several" if gives_several(args.run) else "one")
-    source, by, run_groups = prepare_data(args.data, spec), None, None
-    data = _find_images(source, args, spec)
+    by = run_groups = None
+    data = _find_images(prepare_data(args.data, spec), args, spec)
+    if args.by is not None:
+        by = args.by, _values_by_path(data, args.by)
     if args.group_by is not None:
         run_groups = dict(zip(data.column("path"), data.column("group"), strict=True))
-        spec = with_group_by(spec, args.group_by, "--group-by")
-        data = find_labelled(source, subset=args.subset, spec=spec)
-    if args.by is not None:
-        by = args.by, values_of(data, source, args.by, subset=args.subset, spec=spec)
+        data = with_groups(data, args.group_by, "--group-by")
     out = None if args.out is None else plan_run(args.out, "")
     if out is not None:
         check_outside(out, Path(data.source))
@@ -101,15 +104,42 @@ def _evaluate_command(args: argparse.Namespace) -> int:
 
 
 def _find_images(source: Path, args: argparse.Namespace, spec: DataSpec) -> "Images":
-    """List the labelled images, with the groups in the column that the run was given, if any."""
+    """List the labelled images, with the groups in the column that the run was given, if any.
+
+    Columns for --group-by and --by are read, too.
+    """
     from vitft.data.scan import find_labelled
     from vitft.models.find import find_model
     from vitft.predict.run_images import group_column
 
-    if column := not spec.group and group_column(find_model(args.run, graphs=True).parent):
+    given = {"--group-by": args.group_by, "--by": args.by}
+    others = {
+        option: with_group_by(DataSpec(), value, option).group
+        for option, value in given.items()
+        if value not in (None, "none")
+    }
+    options: Any = {"subset": args.subset, "others": {k: v for k, v in others.items() if v}}
+    column = not spec.group and group_column(find_model(args.run, graphs=True).parent)
+    if column and is_table(source):
         with contextlib.suppress(DataError):  # perhaps there is no such column here
-            return find_labelled(source, subset=args.subset, spec=replace(spec, group=column))
-    return find_labelled(source, subset=args.subset, spec=spec)
+            return find_labelled(source, spec=replace(spec, group=column), **options)
+    return find_labelled(source, spec=spec, **options)
+
+
+def _values_by_path(data: "Images", column: str) -> dict[str, str]:
+    """Return the values whose accuracy is compared, of which there are some but not too many."""
+    from vitft.data.scan import with_groups
+
+    if column == "none":
+        fix = "name a column, folder or a regular expression"
+        raise UsageError("--by none has no values to compare", fix=fix)
+    found = with_groups(data, column, "--by").column("group")
+    if (number := len({*found})) > _MOST_VALUES:
+        raise DataError(
+            f"{column} has {number:,} values, but at most {_MOST_VALUES:,} are supported",
+            fix="choose another column, or write ranges such as 20-29 instead of numbers",
+        )
+    return dict(zip(data.column("path"), found, strict=True))
 
 
 def _long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:

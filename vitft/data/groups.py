@@ -36,13 +36,13 @@ def groups_of(images: Iterable[tuple[str, str]], spec: DataSpec, option: str) ->
 
     A DataError says that no image has a group.
     """
-    paths, cells = zip(*images, strict=True)
-    found = [*map(spec.group_in, paths)] if spec.group_by else [*cells]
-    if not any(found):
+    pairs = [*images]
+    found = [spec.group_in(path) if spec.group_by else cell for path, cell in pairs]
+    if pairs and not any(found):
         problem = f"the column {spec.group} is empty ({option})"
         if spec.group_by:
             problem = f"{option} {spec.group_by} matches none of the paths, e.g. "
-            problem += visible(paths[0])
+            problem += visible(pairs[0][0])
         fix = f"correct {option}: a column, folder or a regular expression for the paths"
         raise DataError(problem, fix=fix)
     return found

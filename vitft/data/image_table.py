@@ -64,7 +64,7 @@ class _Rows(Sequence[Row]):
     def __iter__(self) -> Iterator[Row]:
         for start in range(0, len(self), _BLOCK):
             places = self.places[start : start + _BLOCK]
-            yield from map(_row, *(column[places].tolist() for column in self.columns.values()))
+            yield from map(_row, *(self.columns[name][places].tolist() for name in Row._fields))
 
     @overload
     def __getitem__(self, place: int) -> Row: ...
@@ -73,7 +73,7 @@ class _Rows(Sequence[Row]):
     def __getitem__(self, place: int | slice) -> Row | Sequence[Row]:
         if isinstance(place, slice):
             return _Rows(self.columns, self.places[place])
-        return _row(*(column.item(self.places[place]) for column in self.columns.values()))
+        return _row(*(self.columns[name].item(self.places[place]) for name in Row._fields))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and [*self] == [*other]
@@ -175,9 +175,12 @@ class Images:
         return rows.columns[name][rows.places]
 
     def with_column(self, name: str, values: Sequence[object] | _Array) -> Self:
-        """Return the images with new values of a column, one for each row."""
+        """Return the images with new values of a column, one for each row.
+
+        A name that is not that of a column adds one, of text; rows do not have it.
+        """
         rows = cast("_Rows", self.rows)
-        column = rows.columns[name].copy()
+        column = rows.columns.get(name, rows.columns["path"]).copy()
         column[rows.places] = np.array(values, dtype=column.dtype)
         return replace(self, rows=_Rows({**rows.columns, name: column}, rows.places))
 

@@ -72,6 +72,7 @@ class _Line(NamedTuple):
     number: int
     cells: tuple[str, ...]  # cells of the label columns
     chosen: str  # how `vitft label` chose the image (see `data.parts`)
+    others: tuple[str, ...]  # cells of the other columns that were asked for
 
 
 def _is_several(columns: str) -> bool:
@@ -291,16 +292,19 @@ _FIX = (
 )
 
 
-def read_label_table(source: Path, spec: DataSpec) -> tuple[Images, RowError]:
+def read_label_table(
+    source: Path, spec: DataSpec, others: Mapping[str, str] | None = None
+) -> tuple[Images, RowError]:
     """Return the images in a table of labels, and a function that returns errors for its rows.
 
-    Rows that repeat an earlier row are left out.
+    Rows that repeat an earlier row are left out. `others` maps options to the names of columns that
+    they ask for; `Images.column` returns their cells by option.
 
     Raises:
         DataError: The table cannot be read, has no images, or has an invalid header or row; the
             message names the line and the column.
     """
-    table = _Table(source, spec)
+    table = _Table(source, spec, others or {})
     table.read_rows()
     unlabelled = table.leave_out_unlabelled()
     names = [table.header[place] for place in table.labels]
@@ -334,6 +338,8 @@ def read_label_table(source: Path, spec: DataSpec) -> tuple[Images, RowError]:
         shown=copy.data if copy else "",
         predicted=table.is_predicted(),
     )  # fmt: skip
+    for i, option in enumerate(table.others):
+        images = images.with_column(option, [line.others[i] for line in listed])
 
     def error(problem: str, row: int, role: str, fix: str) -> DataError | RunError:
         return table.reader.error(problem, line=listed[row].number, column=columns[role], fix=fix)
@@ -351,7 +357,7 @@ def read_label_table(source: Path, spec: DataSpec) -> tuple[Images, RowError]:
 class _Table:
     """A table of labels while it is read: its columns, and the lines so far."""
 
-    def __init__(self, source: Path, spec: DataSpec) -> None:
+    def __init__(self, source: Path, spec: DataSpec, others: Mapping[str, str]) -> None:
         self.spec, self.root, self.copy = (
             spec,
             base_folder(source, spec.root),
@@ -374,6 +380,8 @@ class _Table:
         self.roles = self.find_columns()
         """Index of the column of each role; split, group and several labels may be missing."""
         self.labels = self.label_columns()
+        self.others = {option: self.column_named(name, "") for option, name in others.items()}
+        """Index of the column that each option asks for."""
         self.by_path = dict[str, _Line]()  # first line of each image
         self.listed = list[_Line]()  # lines that do not repeat an earlier one
         self.splits, self.zoned = set[str](), set[bool]()  # zoned: whether dates have a time zone
@@ -500,6 +508,7 @@ class _Table:
         path, group = path_in(self.root, texts["path"]), texts.get("group", "").strip()
         labels = tuple(checked(cells[i], header[i], is_label=True) for i in self.labels)
         label = " ".join(cell.strip() for cell in labels).strip()
+        others = tuple(checked(cells[i], header[i]).strip() for i in self.others.values())
         chosen = cells[self.names.index(CHOSEN)] if CHOSEN in self.names else ""
         if path and not label and chosen == SKIPPED:
             self.skipped += 1
@@ -515,7 +524,7 @@ class _Table:
             column = header[self.roles["split" if path else "path"]]
             raise self.reader.error(problem, column=column, fix=fix)
         time = self.time_in(texts.get("time", ""))
-        row = _Line(path, label, part, group, time, self.reader.line, labels, chosen)
+        row = _Line(path, label, part, group, time, self.reader.line, labels, chosen, others)
         first = self.by_path.setdefault(path, row)
         if first is not row:
             self.check_same(first, row)
@@ -542,6 +551,7 @@ class _Table:
         pairs = {"label": (first.label, row.label), "split": (first.part, row.part)}
         pairs |= {"group": (first.group, row.group)}
         pairs["time"] = str(first.time or ""), str(row.time or "")
+        pairs |= dict(zip(self.others, zip(first.others, row.others, strict=True), strict=True))
         for role, (old, new) in pairs.items():
             if old == new or (role == "label" and self.spec.labels == "several"):
                 continue
@@ -552,7 +562,7 @@ class _Table:
             raise self.reader.error(
                 f"{row.path} is listed twice: {old or 'nothing'} ({self.reader.unit} "
                 f"{first.number}) and {new or 'nothing'} (here)",
-                column=self.header[self.roles.get(role, self.labels[0])],
+                column=self.header[(self.roles | self.others).get(role, self.labels[0])],
                 fix=fix,
             )
 

@@ -54,8 +54,8 @@ def find_files(
     completed = {path: image for path, image in meant.items() if image and claims[image] == 1}
     for path, image in [*completed.items()][:1]:
         note = f"{count(len(completed), 'path')} completed, e.g. {path!r} to {image}"
-        rows = [row._replace(path=completed.get(row.path, row.path)) for row in images.rows]
-        images = replace(images, rows=rows, notes=(*images.notes, note))
+        images = images.with_column("path", [completed.get(one, one) for one in reasons])
+        images = replace(images, notes=(*images.notes, note))
     missing = {path: reason for path, reason in missing.items() if path not in completed}
     lost = [(i, row.path) for i, row in enumerate(images.rows) if row.path in missing]
     for i, path in lost:
@@ -95,9 +95,9 @@ def _with_common_root(images: "Images", error: RowError) -> "Images":
             problem = f"{images.rows[i].path} is listed twice"
             raise error(problem, i, "path", "keep one of the two lines")
         seen.add(path)
-    rows = [row._replace(path=path) for row, path in zip(images.rows, moved, strict=True)]
     note = f"the images are outside {images.root}: their paths are relative to {root}"
-    return replace(images, root=root, rows=rows, notes=(*images.notes, note))
+    images = images.with_column("path", moved)
+    return replace(images, root=root, notes=(*images.notes, note))
 
 
 def _split_path(path: str) -> tuple[list[str], str, str]:

@@ -85,13 +85,14 @@ def find_labelled(
     *,
     subset: str | None = None,
     spec: DataSpec | None = None,
-    option: str = "--group-by",
+    others: Mapping[str, str] | None = None,
 ) -> Images:
     """List labelled images for an evaluation; unlike in `scan`, a class may be empty.
 
-    `spec` may name the columns of a table and the folder to which its paths are relative. Of data
-    with subsets, only `subset` is listed or, by default, val if it exists and test otherwise. The
-    caller checks that the classes match those of the model. `option` gave the groups.
+    `spec` may name the columns of a table and the folder to which its paths are relative, and
+    `others` further columns (see `read_label_table`). Of data with subsets, only `subset` is listed
+    or, by default, val if it exists and test otherwise. The caller checks that the classes match
+    those of the model.
 
     Raises:
         DataError: The source is missing, unreadable or invalid, or has no labelled images.
@@ -103,7 +104,7 @@ def find_labelled(
         images = arrays
         parts = images.parts
     elif is_table(source):
-        images, _ = find_files(*read_label_table(source, spec), allow_bad=True)
+        images, _ = find_files(*read_label_table(source, spec, others), allow_bad=True)
         parts = images.parts
     else:
         check_is_folder(source)
@@ -133,35 +134,19 @@ def find_labelled(
         images = replace(images.where(images.column("split") == part), notes=notes)
     if spec.classes:
         images = change_classes(images, Path(spec.classes).expanduser(), evaluated=True)
-    return _with_groups(images, spec, option)
+    return _with_groups(images, spec)
 
 
-_MOST_VALUES = 1000
+def with_groups(images: Images, value: str, option: str) -> Images:
+    """Return images that `find_labelled` has listed with the groups that an option gives them.
 
-
-def values_of(
-    images: Images, source: Path, column: str, *, subset: str | None = None, spec: DataSpec
-) -> dict[str, str]:
-    """Return the cells of a column by path, for the `images` that `find_labelled` has listed.
-
-    The column may also be `folder` or a regular expression, as in `data.group_by`. A DataError says
-    that there are no values or too many.
+    Its value is a column that it has asked for, `folder`, a pattern or `none`, as of
+    `data.group_by`. A DataError says that no image has a group.
     """
-    spec = with_group_by(spec, column, "--by")
-    if column == "none":
-        fix = "name a column, folder or a regular expression"
-        raise UsageError("--by none has no values to compare", fix=fix)
-    if spec.group:  # cells that are not in the list
-        images = find_labelled(source, subset=subset, spec=spec, option="--by")
-    else:
-        images = _with_groups(images, spec, "--by")
-    found = dict(zip(images.column("path"), images.column("group"), strict=True))
-    if (number := len({*found.values()})) > _MOST_VALUES:
-        raise DataError(
-            f"{column} has {number:,} values, but at most {_MOST_VALUES:,} are supported",
-            fix="choose another column, or write ranges such as 20-29 instead of numbers",
-        )
-    return found
+    spec = with_group_by(DataSpec(), value, option)
+    has_column = images.table is not None and spec.group not in ("", "none")
+    cells = images.column(option) if has_column else [""] * len(images.rows)
+    return _with_groups(images.with_column("group", cells), spec, option)
 
 
 def _chosen_part(present: Collection[str], subset: str | None, source: Path) -> Part:
@@ -496,7 +481,7 @@ def _with_groups(folder: Images, spec: DataSpec, option: str = "--group-by") -> 
     """Return the images with the groups that `option` finds in their paths, if any."""
     if spec.group not in ("", "none") and not folder.table:
         raise no_columns(folder.source, spec.group, option)
-    if not (spec.group_by or spec.group not in ("", "none")) or not folder.rows:
+    if not (spec.group_by or spec.group not in ("", "none")):
         return folder
     pairs = zip(folder.column("path"), folder.column("group"), strict=True)
     found = groups_of(pairs, spec, option)

@@ -109,10 +109,10 @@ def sources(
 
 def _with_groups(images: Iterable[ImageSource], spec: DataSpec) -> Iterator[ImageSource]:
     """Yield the images with the groups in their paths or, as before, in a column of a list."""
-    if every := [*images]:
-        named = ((one.name.replace(os.sep, "/"), one.group) for one in every)
-        for one, group in zip(every, groups_of(named, spec, "--group-by"), strict=True):
-            yield replace(one, group=group or one.name)
+    every = [*images]
+    named = ((one.name.replace(os.sep, "/"), one.group) for one in every)
+    for one, group in zip(every, groups_of(named, spec, "--group-by"), strict=True):
+        yield replace(one, group=group or one.name)
 
 
 def _argument_sources(
