@@ -99,8 +99,7 @@ def test_the_probabilities_of_true_classes_belong_to_a_run(tmp_path: Path) -> No
 
     with pytest.raises(RunError, match=r"does not belong to split\.csv"):
         postprocess.marking(Marks(coverage=0.9), tmp_path)
-    del arrays["train_label_probability"]  # as in runs of earlier versions
-    RunDir(tmp_path).write_arrays("validation.npz", **arrays)
+    RunDir(tmp_path).write_arrays("validation.npz", logits=arrays["logits"])
     found = postprocess.marking(Marks(coverage=0.9), tmp_path)
 
     assert found.set_limits == pytest.approx([1 / (1 + np.exp(-2))] * 2)

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_a_threshold_covers_the_predictions_at_or_above_it(tmp_path: Path) -> No
     run = write_run(tmp_path / "run", 60)
     arrays = dict(np.load(run / "validation.npz"))
     arrays["train_probability"] = np.linspace(0.5, 0.99, 60)
-    arrays["train_correct"] = np.arange(60) >= 20
+    correct = with_mistakes(arrays, 20)
     RunDir(run).write_arrays("validation.npz", **arrays)
     probability = np.sort([*arrays["train_probability"], *[1 / (1 + np.exp(-18.0))] * 40])[::-1]
 
@@ -113,14 +114,15 @@ def test_a_threshold_covers_the_predictions_at_or_above_it(tmp_path: Path) -> No
     assert 40 < found.covered < 100
     assert found.value == pytest.approx(probability[found.covered - 1])
     assert found.expected == pytest.approx(probability[: found.covered].mean())
-    right = int((arrays["train_correct"] & (arrays["train_probability"] >= found.value)).sum())
+    right = int((correct & (arrays["train_probability"] >= found.value)).sum())
     assert found.precision == (right + 40) / found.covered
     assert found.interval == wilson_interval(right + 40, found.covered)
 
 
 def test_a_failed_test_does_not_claim_that_no_threshold_passes(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 60)
-    arrays = dict(np.load(run / "validation.npz")) | {"train_correct": np.arange(60) >= 20}
+    arrays = dict(np.load(run / "validation.npz"))
+    with_mistakes(arrays, 20)
     RunDir(run).write_arrays("validation.npz", **arrays)
 
     with pytest.raises(UsageError) as error:
@@ -159,15 +161,26 @@ def write_run(path: Path, training: int) -> Path:
     """Write a run with 40 validation images, all certain and right, and training predictions."""
     path.mkdir()
     write_json(path / "class_indices.json", {"0": "cat", "1": "dog"})
-    rows = [f"{i}.jpg,{('cat', 'dog')[i % 2]},val,{i:064x}" for i in range(40)]
+    names = [f"{i}.jpg,{('cat', 'dog')[i % 2]}" for i in range(40 + training)]
+    rows = [f"{one},{'val' if i < 40 else 'train'},{i:064x}" for i, one in enumerate(names)]
     (path / "split.csv").write_text("\n".join(["path,label,split,sha256", *rows, ""]))
     logits = np.array([[9.0, -9.0], [-9.0, 9.0]] * 20, np.float32)
     more = {
         "train_probability": np.full(training, 0.9999),
         "train_correct": np.ones(training, bool),
+        "train_label_probability": np.full(training, 0.9999),
+        "cross_validated": np.array([-1] * 40 + [i % 2 for i in range(training)]),
     }
     RunDir(path).write_arrays("validation.npz", logits=logits, **more if training else {})
     return path
+
+
+def with_mistakes(arrays: dict[str, Any], wrong: int) -> Any:
+    """Make the predictions of the first training images wrong, and return which are right."""
+    correct = np.arange(len(arrays["train_correct"])) >= wrong
+    arrays["train_correct"] = correct
+    arrays["cross_validated"][40 : 40 + wrong] ^= 1
+    return correct
 
 
 def test_groups_count_instead_of_images() -> None:

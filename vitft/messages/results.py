@@ -501,9 +501,9 @@ def by_table(
             interval(row["top1_interval"]),
         ]
         if row["p_holm"] is not None:
-            low, high = (points(end).removesuffix(" points") for end in row["difference_interval"])
             p = f"{row['p_holm']:.3f}" if row["p_holm"] >= 0.001 else "< 0.001"
-            cells += [points(row["difference"]).removesuffix(" points"), f"{low} to {high}", p]
+            bounds = " to ".join(map(points, row["difference_interval"]))
+            cells += [points(row["difference"]), bounds, p]
         rows.append(tuple(cells))
     headings = (found["column"], "images", "accuracy", _BOUNDS, "minus others", _BOUNDS, "p (Holm)")
     return headings[: len(rows[0])], rows

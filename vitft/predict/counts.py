@@ -51,22 +51,20 @@ class Confusion:
             problem = f"more than {_MOST_CLASSES:,} classes"
         if problem:
             raise UsageError(f"--counts does not support {problem}", fix="remove --counts")
-        answers, index = held_out.answers(), {name: i for i, name in enumerate(classes)}
-        true = np.array([index[name] for name, _, _ in answers])
-        predicted = np.array([index[name] for _, name, _ in answers])
-        probability = np.array([probability for _, _, probability in answers]).round(3)
+        answers = held_out.answers()
+        probability, groups = answers.probability.round(3), answers.groups
+        levels = confidence_levels(probability, probability)
         matrix = np.zeros((len(classes), len(classes), LEVELS))
-        np.add.at(matrix, (true, predicted, confidence_levels(probability, probability)), 1)
-        own, effect = held_out.groups(len(answers)), 1.0
-        if own is not None:
-            right = true == predicted
-            effect = design_effect(right - right.mean(), np.unique(own, return_inverse=True)[1])
+        np.add.at(matrix, (answers.labels, answers.predicted, levels), 1)
         return cls(
             classes=classes,
             matrix=matrix,
             probability=probability,
-            held_out={"images": len(answers), "groups": len({*own}) if own else 0},
-            effect=effect,
+            held_out={
+                "images": len(levels),
+                "groups": 0 if groups is None else len(np.unique(groups)),
+            },
+            effect=design_effect(answers.correct - answers.correct.mean(), groups),
         )
 
     def lines(self, tally: Tally, style: str) -> Iterator[str]:

@@ -134,8 +134,8 @@ def choose_set_limits(
     held_out = HeldOut.read_existing(
         run, "cannot choose prediction sets", fix="use the run directory"
     )
-    probability, labels, correct, groups = held_out.labelled()
-    classes = held_out.split.classes
+    answers, classes = held_out.answers(), held_out.split.classes
+    probability, labels, groups = answers.label_probability, answers.labels, answers.groups
     found = SetLimits.fit(probability, labels, coverage, classes=len(classes), groups=groups)
     if found is None:
         have = len(labels) if groups is None else len(np.unique(groups))
@@ -150,7 +150,7 @@ def choose_set_limits(
     is_shared = np.bincount(found.pools)[found.pools] > 1
     text = sets_text(
         coverage,
-        *found.measured(correct, groups),
+        *found.measured(answers.correct, groups),
         images=held_out.in_words(len(labels), groups),
         size=float(np.maximum(1, sizes).mean()),
         shared=[classes[i] for i in np.flatnonzero(is_shared)],

@@ -56,9 +56,9 @@ class Answers(NamedTuple):
     @classmethod
     def sorted(
         cls,
-        probability: Sequence[float],
-        correct: Sequence[bool],
-        groups: Sequence[str] | None = None,
+        probability: Sequence[float] | Floats,
+        correct: Sequence[bool] | Flags,
+        groups: Sequence[str] | Groups | None = None,
     ) -> Self:
         """Create an instance from predictions in any order."""
         values, flags = np.asarray(probability, np.float64), np.asarray(correct, bool)
@@ -104,12 +104,8 @@ def choose_threshold(
         UsageError: No threshold reaches the precision.
     """
     held_out = _held_out(run, spell)
-    validation, training = held_out.validation, held_out.probability
-    answers = Answers.sorted(
-        [*(p.probability for p in validation), *training.tolist()],
-        [*(p.is_correct for p in validation), *held_out.correct.tolist()],
-        held_out.groups(len(validation) + len(training)),
-    )
+    found = held_out.answers()
+    answers = Answers.sorted(found.probability, found.correct, found.groups)
     if confidence is None or precision == 1:
         covered = smallest_cover(answers, precision)
     elif not (covered := certain_cover(answers, precision, confidence)):
@@ -298,7 +294,7 @@ def choose_label_thresholds(
         truth = np.concatenate([truth, held_out.correct])
     thresholds, unreachable = [], []
     for i, name in enumerate(labels):
-        answers = Answers.sorted(values[:, i].tolist(), truth[:, i].tolist())
+        answers = Answers.sorted(values[:, i], truth[:, i])
         covered = smallest_cover(answers, precision)
         if not covered:
             unreachable.append(name)

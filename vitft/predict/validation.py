@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -57,6 +57,20 @@ def thumb_name(sha256: str, *, attention: bool = False) -> str:
     return f"{sha256[:16]}{'-attention' if attention else ''}.jpg"
 
 
+class HeldOutAnswers(NamedTuple):
+    """What a model of one class per image predicted for n held-out images."""
+
+    labels: Ints  # true classes (n,)
+    predicted: Ints
+    probability: Floats  # of the predicted classes (n,)
+    label_probability: Floats  # of the true classes (n,)
+    groups: Groups | None  # numbers of the groups of images (n,), if they have any
+
+    @property
+    def correct(self) -> Flags:
+        return np.asarray(self.labels == self.predicted)
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
     """What a finished run predicted for images to which the predicting model was not fitted.
@@ -73,7 +87,7 @@ class HeldOut:
     correct: Flags
     """Whether each of these is right (m,), or whether each image has the label (m, C)."""
     label_probability: Floats
-    """Probability (m,) of the true class of training images; of earlier versions, there is none."""
+    """Probability (m,) of the true class of training images; none of a multi-label model."""
     cross_validated: Mapping[str, str]  # cross-validated class of images by their SHA-256
 
     @classmethod
@@ -173,36 +187,28 @@ class HeldOut:
         distinct = distinct_rows([row for row in self.split.rows if row.split != "test"])
         return [row for row in distinct if row.sha256 in scored]
 
-    def answers(self) -> list[tuple[str, str, float]]:
-        """Return the true class, the predicted class and its probability of each image.
+    def answers(self) -> HeldOutAnswers:
+        """Return the answers for the distinct validation images, and then for training images.
 
-        The distinct validation images come first, then the training images if calibration used
-        their cross-validated predictions, because these are comparable.
+        These follow if calibration used their cross-validated predictions, because then they are
+        comparable.
         """
-        found = [(one.label, one.predicted, one.probability) for one in self.validation]
-        if len(self.probability) == len(self._training):
-            for row, probability in zip(self._training, self.probability.tolist(), strict=True):
-                true, predicted = self.split.classes[row.label], self.cross_validated[row.sha256]
-                found.append((true, predicted, probability))
-        return found
-
-    def labelled(self) -> tuple[Floats, Ints, Flags, Groups | None]:
-        """Return the probability of the true class of held-out images (n,), and that class.
-
-        Whether it is the predicted class follows, and the groups, if images have some. The
-        validation images are first.
-        """
-        validation, more = self.validation, len(self.label_probability)
-        rows = [*distinct_rows(self.split.val), *self._training]
-        groups = self.groups(len(validation) + more)
-        if more and len(rows) != len(validation) + more:
+        validation, training = self.validation, self._training if len(self.probability) else []
+        if not len(training) == len(self.probability) == len(self.label_probability):
             raise damaged_file(self.run / _VALIDATION_FILE, "it does not belong to split.csv")
-        right = np.array([one.is_correct for one in validation])
-        return (
-            np.concatenate([[p.label_probability for p in validation], self.label_probability]),
-            np.array([row.label for row in rows[: len(validation) + more]]),
-            np.concatenate([right, self.correct[:more]]),
-            None if groups is None else np.unique(groups, return_inverse=True)[1],
+        rows = [*distinct_rows(self.split.val), *training]
+        predicted = [one.predicted for one in validation]
+        predicted += [self.cross_validated[row.sha256] for row in training]
+        index = {name: number for number, name in enumerate(self.split.classes)}
+        groups = self.groups(len(rows))
+        return HeldOutAnswers(
+            labels=np.array([row.label for row in rows]),
+            predicted=np.array([index[name] for name in predicted]),
+            probability=np.array([*(one.probability for one in validation), *self.probability]),
+            label_probability=np.array(
+                [*(one.label_probability for one in validation), *self.label_probability]
+            ),
+            groups=None if groups is None else np.unique(groups, return_inverse=True)[1],
         )
 
     def in_words(self, images: int, groups: Sequence[str] | Groups | None) -> str:

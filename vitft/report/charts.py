@@ -35,7 +35,6 @@ from vitft.system.text import (
     is_scaled,
     not_calibrated,
     percent,
-    points,
     scored_images,
 )
 
@@ -459,7 +458,7 @@ def _confidence_text(found: Mapping[str, Any]) -> str:
     """Return the difference between confidence and accuracy, with and without the temperature."""
     calibration = found["calibration"]
     error, bounds = calibration["ece"], interval(calibration["ece_interval"])
-    text = f"On average, confidence and accuracy differ by {points(error).lstrip('+')}"
+    text = f"On average, confidence and accuracy differ by {100 * error:.1f} points"
     if not is_measurable(error):
         text = "No difference between confidence and accuracy could be measured"
     text += f" (95% interval: {bounds})." if bounds else "."
@@ -473,7 +472,7 @@ def _confidence_text(found: Mapping[str, Any]) -> str:
     text += "the validation images"
     if more := calibration.get("cross_validated"):
         text += f" and the cross-validated predictions for {count(more, 'training image')}"
-    shown = f"the difference was {points(before).lstrip('+')}"
+    shown = f"the difference was {100 * before:.1f} points"
     if not is_measurable(before):
         shown = "no difference could be measured"
     return f"{text}." if doubt else f"{text}. Without it, {shown}."

@@ -118,9 +118,9 @@ class _DataEffect:
             "mixed": f"The effect of {cause} cannot be separated from that of {listing(others)}",
             "no clear effect": f"No clear effect of {cause}",
         }.get(self.verdict, f"T{cause[1:]} {self.verdict}")
-        bounds = f"{points(low).split()[0]} to {points(high)}, {p_equation(self.p)}"
+        bounds = f"{points(low)} to {points(high)} points, {p_equation(self.p)}"
         return (
-            f"{claim}: {letters[1]} - {letters[0]} = {points(difference)} on {images} "
+            f"{claim}: {letters[1]} - {letters[0]} = {points(difference)} points on {images} "
             f"(95% CI {bounds})"
         )
 
@@ -317,8 +317,8 @@ class RunComparison:
         rows: list[tuple[str, ...]] = [
             (
                 " - ".join(reversed(p.letters)),
-                points(p.paired.difference),
-                " to ".join(points(end).split()[0] for end in p.interval),
+                f"{points(p.paired.difference)} points",
+                " to ".join(map(points, p.interval)),
                 f"{p.paired.only_first:,}",
                 f"{p.paired.only_second:,}",
                 p_equation(p.p).removeprefix("p ").removeprefix("= "),
@@ -379,7 +379,7 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
         if needed > number:
             power = f"With only {units}, no difference can be significant."
         elif groups is None:
-            smallest = points(needed / len(images)).lstrip("+")
+            smallest = f"{100 * (needed / len(images)):.1f} points"
             power = f"With {units}, a difference of less than {smallest} cannot be significant."
 
     found = [run.results.estimate("cross-validation") for run in runs]
@@ -425,7 +425,7 @@ def _conclusion(pair: _RunPair, units: str, images: int, too_few: bool) -> str:
         )
     difference = pair.paired.difference
     worse, better = pair.letters if difference >= 0 else reversed(pair.letters)
-    by = f"by {points(abs(difference)).lstrip('+')} ({p_equation(pair.p)})"
+    by = f"by {100 * abs(difference):.1f} points ({p_equation(pair.p)})"
     if pair.p < 0.05:
         return f"{better} is more accurate than {worse} on these images, {by}"
     if difference == 0:

@@ -73,8 +73,8 @@ def interval(bounds: Sequence[float] | None, digits: int = 1) -> str:
 
 
 def points(difference: float) -> str:
-    """Return a difference between two fractions in percentage points, such as `+2.1 points`."""
-    return f"{100 * difference:+.1f} points".replace("-", "\N{MINUS SIGN}")
+    """Return a difference between two fractions in percentage points, such as `+2.1`."""
+    return f"{100 * difference:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
 def count(number: int, singular: str, plural: str = "") -> str:
