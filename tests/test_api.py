@@ -396,6 +396,26 @@ def test_errors_name_the_arguments_of_python(
         vitft.load("runs/leavs")
     with pytest.raises(RunError, match=r"choose a new or empty folder with out$"):
         vitft.finetune(data=photos, weights="demo", out=photos.parent / "runs")
+    with pytest.raises(UsageError, match=r'use device="auto"') as caught:
+        vitft.finetune(data=photos, weights="demo", device="gpu", cache="none")
+    assert "--" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        ({"weights": "none", "train": "head"}, 'use train="all" with weights="none"'),
+        ({"keep_adapter": True}, 'use train="lora", or remove keep_adapter'),
+        ({"train": "lora,all"}, 'use lora as the last stage, e.g. train="head,lora"'),
+        ({"settings": {"train.flip": 0.5}}, "remove it, or add views=3"),
+        ({"weights": ""}, "use a name from `vitft weights list`, or leave out weights"),
+    ],
+)
+def test_the_fix_of_an_error_names_arguments(arguments: dict[str, Any], fix: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        vitft.finetune(data="d", **arguments)
+
+    assert caught.value.fix == fix
 
 
 def test_threshold_zero_stands_for_no_threshold(trained: Trained, image_folder: Path) -> None:

@@ -7,6 +7,7 @@ signal handlers and the environment variables that they have set.
 
 import inspect
 import os
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -60,11 +61,18 @@ from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor, open_engin
 from vitft.report.notebook import Explanation, Predictions, trained_card
 from vitft.report.run_page import report_of_new_run
 from vitft.system.device import caller_state_preserved, pick_device
-from vitft.system.errors import ImageError, UsageError
+from vitft.system.errors import ImageError, UsageError, VitftError
 from vitft.system.imports import require_extra
 from vitft.system.suggest import parameter, suggest
 from vitft.training.checks import check_request
 from vitft.training.run import Result, run_finetuning
+
+_OPTION = re.compile(
+    r"`[^`]*`|--(?P<name>[a-z-]*[a-z])"
+    r"(?: (?!(?:to|or|and|if|with|finds)\b)(?P<value>[\w:.,/-]*\w))?"
+)
+"""A command, or an option perhaps followed by its value, in the text of an error."""
+_FLAGS = frozenset(option.keyword for option in FINETUNE_OPTIONS if option.type is bool)
 
 _Given = ParamSpec("_Given")
 _Outcome = TypeVar("_Outcome")
@@ -73,9 +81,18 @@ _Outcome = TypeVar("_Outcome")
 def _options_as_arguments(function: Callable[_Given, _Outcome]) -> Callable[_Given, _Outcome]:
     """Give `finetune` a docstring that describes all options, and errors with a fix.
 
-    An unknown or unnamed argument is a UsageError. The signature stays the same.
+    An unknown or unnamed argument is a UsageError. Errors call an option of the command by the name
+    of the argument. The signature stays the same.
     """
     known = inspect.signature(function).parameters
+
+    def as_argument(match: re.Match[str]) -> str:
+        name, value = (match["name"] or "").replace("-", "_"), match["value"] or ""
+        if name not in known:  # or a command
+            return match[0]
+        if name in _FLAGS:
+            return f"{name} {value}".rstrip()
+        return parameter(name, float(value) if value.isdecimal() else value)
 
     @wraps(function)
     def checked(*args: _Given.args, **arguments: _Given.kwargs) -> _Outcome:
@@ -96,7 +113,12 @@ def _options_as_arguments(function: Callable[_Given, _Outcome]) -> Callable[_Giv
                     f"use {option.keyword}" if option.help else f'use settings={{"{setting}": ...}}'
                 )
             raise UsageError(f"unknown argument {unknown}", fix=fix)
-        return function(*args, **arguments)
+        try:
+            return function(*args, **arguments)
+        except VitftError as error:
+            error.problem = _OPTION.sub(as_argument, error.problem)
+            error.fix = _OPTION.sub(as_argument, error.fix)
+            raise
 
     described = "".join(
         textwrap.fill(f"{option.keyword}: {option.text}.", 92, initial_indent=" " * 4,
@@ -181,7 +203,7 @@ def finetune(  # noqa: D417, PLR0913 - the options of the command, which the dec
 
     Raises:
         VitftError: The run failed; the command would print the same error. Its message calls
-            arguments by their settings (`optim.batch_size`) or options (`--batch-size`).
+            arguments by their names (`batch_size`) or settings (`optim.batch_size`).
     """
     arguments = {k: v for k, v in locals().items() if k != "settings"}
     _check_argument_types(arguments, settings)

@@ -17,7 +17,10 @@ class VitftError(Exception):
 
     def __init__(self, problem: str, *, fix: str) -> None:
         self.problem, self.fix = redacted(problem), redacted(fix)
-        super().__init__(f"{self.problem}\n  fix: {self.fix}")
+        super().__init__(self.problem)
+
+    def __str__(self) -> str:
+        return f"{self.problem}\n  fix: {self.fix}"
 
 
 class UsageError(VitftError):
