@@ -48,7 +48,6 @@ from vitft.metrics.results import (
     Mislabel,
     ViewFacts,
 )
-from vitft.models.pretrained.catalog import check_weights_name
 from vitft.report.decisions import (
     DOWNLOADED,
     MAX_FINDINGS,
@@ -238,7 +237,6 @@ def _inspect_with_features(
     max_pixels: int,
 ) -> tuple[Images, _Features, EvalTransform]:
     """Inspect every image, computing its fingerprint and features in the same pass."""
-    check_weights_name(weights.name, allow_pickle=weights.allow_pickle, allow_random=True)
     with heavy_imports():
         from vitft.features.extract import inspect_dataset, load_pipeline, log_cached_features
 

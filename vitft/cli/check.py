@@ -84,9 +84,10 @@ def _check_command(args: argparse.Namespace) -> int:
     spec = replace(spec, split="content", allow_bad=True)  # unreadable files are reported
     if args.fixes:
         spec = replace(spec, fixes=args.fixes, fixes_digest="")
-    if args.weights:
-        check_weights_name(args.weights, allow_pickle=False, allow_random=True)
-        config = replace(config, weights=replace(config.weights, name=args.weights))
+    name, pickles = args.weights or config.weights.name, config.weights.allow_pickle
+    config = replace(config, weights=replace(config.weights, name=name))
+    if name:  # only a run can allow pickles here
+        check_weights_name(name, allow_pickle=pickles or None, allow_random=True)
     named = {k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None}
     train, weights = replace(config.train, **named), config.weights
     outcome = check_folder(

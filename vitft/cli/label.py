@@ -71,7 +71,7 @@ def _label_command(args: argparse.Namespace) -> int:
     _check_table(table, root, is_default=args.out == "labels.csv")
     weights = args.weights or _BUNDLED
     if args.run is None:
-        check_weights_name(weights, allow_pickle=False)
+        check_weights_name(weights, allow_pickle=None)
     else:
         find_model(args.run)
     access = access_for(args.host, [])

@@ -432,13 +432,13 @@ RANDOM = "random:"  # `random:NAME` has NAME's architecture and random weights
 def check_weights_name(
     name_or_path: str | Path,
     *,
-    allow_pickle: bool = True,
+    allow_pickle: bool | None = True,
     allow_random: bool = False,
     layers: str = "head",
 ) -> None:
     """Check that `load_backbone` can find these weights, without torch or network access.
 
-    `layers` are the stages of training.
+    `allow_pickle` is None if the user cannot allow pickles. `layers` are the stages of training.
 
     Raises:
         WeightsError: They cannot be found, or are of an unsupported kind or a rejected pickle.
@@ -588,9 +588,10 @@ def _parse_prefixed_name(name: str) -> CatalogEntry | None:
     return CatalogEntry(name=model, licence="", local=str(check_weight_file(path)))
 
 
-def check_weight_file(path: Path, *, allow_pickle: bool = True) -> Path:
+def check_weight_file(path: Path, *, allow_pickle: bool | None = True) -> Path:
     """Return `path`, a FILE or FILE#NAME, or raise WeightsError if it is not a supported file."""
     file, _ = file_and_part(path)
+    can_allow = allow_pickle is not None
     if not file.is_file():
         raise WeightsError(
             f"{file} is not a regular file" if file.exists() else f"weights not found: {file}",
@@ -610,8 +611,8 @@ def check_weight_file(path: Path, *, allow_pickle: bool = True) -> Path:
         suffix = f"the suffix {file.suffix}" if file.suffix else "no suffix"
         raise WeightsError(
             f"{file} is not a weight file: it has {suffix}",
-            fix="use a .safetensors file, a .npz file in Google's format, or a .pth, .pt or .bin "
-            "file with --allow-pickle",
+            fix="use a .safetensors file, or a .npz file in Google's format"
+            + ", or a .pth, .pt or .bin file with --allow-pickle" * can_allow,
         )
     if kind != "pickle" or allow_pickle:
         return path
@@ -621,8 +622,12 @@ def check_weight_file(path: Path, *, allow_pickle: bool = True) -> Path:
         raise WeightsError(f"{path} is not a weight file: it {content}", fix="use another file")
     raise WeightsError(
         f"{path} is a Python pickle, which can contain code",
-        fix="use a .safetensors file, or add --allow-pickle (in Python: allow_pickle=True), which "
-        "reads only tensors and runs no code",
+        fix="use a .safetensors file"
+        + (
+            ", or add --allow-pickle (in Python: allow_pickle=True), which reads only tensors and "
+            "runs no code"
+        )
+        * can_allow,
     )
 
 
