@@ -59,6 +59,7 @@ def _embed_command(args: argparse.Namespace) -> int:
             "file": args.out,
             "images": len(found.path),
             "dimensions": found.vector.shape[1],
+            "model": found.model,
             "precision": found.precision,
             "skipped": [dict(zip(("path", "reason"), one, strict=True)) for one in found.skipped],
             "similar": similar and [dict(zip(fields, one, strict=True)) for one in similar],
