@@ -5,6 +5,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,7 +96,13 @@ def _predict_command(args: argparse.Namespace) -> int:
     from vitft.predict.jobs import run_prediction
 
     stdin = sys.stdin.buffer if sys.stdin else io.BytesIO()  # it may be closed
-    errors = run_prediction(request, write=output.exact, stdin=stdin, illustrate=_illustrate)
+    errors = run_prediction(
+        request,
+        write=output.exact,
+        stdin=stdin,
+        illustrate=_illustrate,
+        tabulate=partial(output.table, numbers=3),
+    )
     return 3 if errors and request.shard.world == 1 else 0
 
 

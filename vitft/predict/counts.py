@@ -1,21 +1,18 @@
 """`vitft predict --counts`: the number of images of each class, adjusted for mistakes."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
-from vitft.messages.results import INTERVAL, counted_text
+from vitft.messages.results import counted_text
 from vitft.metrics.counts import LEVELS, adjusted_counts, confidence_levels
 from vitft.metrics.intervals import Floats, design_effect
 from vitft.predict.rows import OUT_OF_DISTRIBUTION, Tally
-from vitft.system.console import visible
 from vitft.system.errors import UsageError
-from vitft.system.text import csv_line
 
+COUNT_COLUMNS = ("class", "images", "low", "high", "predicted")
 _MOST_CLASSES = 500  # with which counting takes less than a minute
 
 
@@ -67,8 +64,8 @@ class Confusion:
             effect=design_effect(answers.correct - answers.correct.mean(), groups),
         )
 
-    def lines(self, tally: Tally, style: str) -> Iterator[str]:
-        """Yield the number of images of each class in one of `request.COUNT_FORMATS`."""
+    def rows(self, tally: Tally) -> list[tuple[str, int, int, int, int]]:
+        """Return the cells of `COUNT_COLUMNS` for each class."""
         index = {name: i for i, name in enumerate(self.classes)}
         own = np.array([index[name] for name, _ in tally.counted], int)
         levels = confidence_levels(np.array([p for _, p in tally.counted]), self.probability)
@@ -76,36 +73,24 @@ class Confusion:
         np.add.at(images, (own, levels), [*tally.counted.values()])
         predicted = images.sum(axis=1).tolist()
         counts = adjusted_counts(images, self.matrix, self.effect)
-        rows = [
+        return [
             (name, round(found.images), found.low, found.high, own)
             for name, found, own in zip(self.classes, counts, predicted, strict=True)
         ]
-        if style == "json":
-            yield json.dumps(
-                {
-                    "images": sum(predicted),
-                    "unlike": tally.marks[OUT_OF_DISTRIBUTION],
-                    "unreadable": tally.errors,
-                    "held_out": self.held_out,
-                    "classes": [
-                        {"class": name, "images": images, "interval": (low, high), "predicted": own}
-                        for name, images, low, high, own in rows
-                    ],
-                },
-                indent=2,
-            )
-        elif style == "csv":
-            yield from map(csv_line, [("class", "images", "low", "high", "predicted"), *rows])
-        else:
-            cells = [
-                (visible(name), f"{images:,}", f"{low:,} to {high:,}", f"{own:,}")
+
+    def to_json(self, tally: Tally) -> dict[str, Any]:
+        """Return the number of images of each class, and of those that are not counted."""
+        rows = self.rows(tally)
+        return {
+            "images": sum(own for *_, own in rows),
+            "unlike": tally.marks[OUT_OF_DISTRIBUTION],
+            "unreadable": tally.errors,
+            "held_out": self.held_out,
+            "classes": [
+                {"class": name, "images": images, "interval": (low, high), "predicted": own}
                 for name, images, low, high, own in rows
-            ]
-            cells = [("class", "images", INTERVAL, "predicted"), *cells]
-            first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
-            for name, *others in cells:
-                numbers = (f"{text:>{width}}" for text, width in zip(others, widths, strict=True))
-                yield "  ".join([f"{name:<{first}}", *numbers])
+            ],
+        }
 
     def summary(self, tally: Tally) -> str:
         """Return what was counted and what was not."""

@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,10 @@ from vitft.data.listed_files import check_some_exist
 from vitft.data.remote.places import place_of
 from vitft.data.sources import STDIN, ImageSource, sources
 from vitft.data.web import WebLimits, is_url
+from vitft.messages.results import INTERVAL
 from vitft.models.card import lacks_card, open_checkpoint
 from vitft.models.find import find_model
-from vitft.predict.counts import Confusion
+from vitft.predict.counts import COUNT_COLUMNS, Confusion
 from vitft.predict.engine import FEW_IMAGES, Engine, NumpyEngine, Pipeline
 from vitft.predict.groups import answer_groups
 from vitft.predict.onnx_engine import OnnxEngine
@@ -41,13 +43,14 @@ from vitft.system import console
 from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step, plan_run
-from vitft.system.text import count
+from vitft.system.text import count, csv_line
 
 log = logging.getLogger(__name__)
 
 
 _SCREEN_ROWS = 20  # number of rows that can be seen at a glance on a terminal
 _Write = Callable[[str], object]
+_Tabulate = Callable[[Sequence[str], Sequence[Sequence[str]]], object]
 _Illustrator = Callable[[Engine, Iterator[Prediction], Path], Iterator[Prediction]]
 """Function that writes overlays of the images to a folder and yields the predictions unchanged."""
 
@@ -58,11 +61,12 @@ def run_prediction(
     write: _Write,
     stdin: BinaryIO,
     illustrate: _Illustrator,
+    tabulate: _Tabulate,
 ) -> int:
     """Run a prediction job: write one row per image and return the number of error rows.
 
     Without an output file, each line is passed to `write` without its line break. `illustrate`
-    writes relevance overlays (from the package `explain`).
+    writes relevance overlays (from the package `explain`), and `tabulate` a table of counts.
     """
     _check_destination(request)
     checkpoint = find_model(request.run, graphs=True)
@@ -114,7 +118,7 @@ def run_prediction(
             write(line)
     if tally:
         _log_summary(request, tally, postprocess)
-        _write_counts(request, tally, confusion, write)
+        _write_counts(request, tally, confusion, write, tabulate)
     pipeline.warn_of_mirroring()
     if pictures is not None:
         log.info(f"wrote overlays to {pictures}/")
@@ -194,13 +198,27 @@ def _log_summary(request: PredictRequest, tally: Tally, postprocess: Postprocess
 
 
 def _write_counts(
-    request: PredictRequest, tally: Tally, confusion: Confusion | None, write: _Write
+    request: PredictRequest,
+    tally: Tally,
+    confusion: Confusion | None,
+    write: _Write,
+    tabulate: _Tabulate,
 ) -> None:
     """Write the number of images of each class, if they are requested."""
-    if confusion:
-        log.info(confusion.summary(tally))
-        for line in confusion.lines(tally, request.format or "table"):
+    if confusion is None:
+        return
+    log.info(confusion.summary(tally))
+    if request.format == "json":
+        write(json.dumps(confusion.to_json(tally), indent=2))
+    elif request.format == "csv":
+        for line in map(csv_line, [COUNT_COLUMNS, *confusion.rows(tally)]):
             write(line)
+    else:
+        cells = [
+            (name, f"{images:,}", f"{low:,} to {high:,}", f"{own:,}")
+            for name, images, low, high, own in confusion.rows(tally)
+        ]
+        tabulate(("class", "images", INTERVAL, "predicted"), cells)
 
 
 def _choose_engine(
