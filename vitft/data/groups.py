@@ -1,8 +1,9 @@
 """Groups of images by a column of their table, by their folder, or by a part of their path."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import starmap
 
 from vitft.config.sections import DataSpec
 from vitft.system.console import visible
@@ -31,18 +32,25 @@ def no_columns(source: str | os.PathLike[str], column: str, option: str) -> Data
     )
 
 
-def groups_of(images: Iterable[tuple[str, str]], spec: DataSpec, option: str) -> list[str]:
-    """Return the group of each image, given its path and its cell in the column of groups.
+def groups_of(images: Iterable[tuple[str, str]], spec: DataSpec, option: str) -> Iterator[str]:
+    """Yield the group of each image, given its path and its cell in the column of groups.
 
-    A DataError says that no image has a group.
+    Nothing is yielded before an image has a group. A DataError says that none has one.
     """
-    pairs = [*images]
-    found = [spec.group_in(path) if spec.group_by else cell for path, cell in pairs]
-    if pairs and not any(found):
+
+    def group_of(path: str, cell: str) -> str:
+        return spec.group_in(path) if spec.group_by else cell
+
+    first, images = "", iter(images)
+    for waiting, (path, cell) in enumerate(images):
+        if group := group_of(path, cell):
+            yield from [*[""] * waiting, group]
+            yield from starmap(group_of, images)
+            return
+        first = first or path
+    if first:
         problem = f"the column {spec.group} is empty ({option})"
         if spec.group_by:
-            problem = f"{option} {spec.group_by} matches none of the paths, e.g. "
-            problem += visible(pairs[0][0])
+            problem = f"{option} {spec.group_by} matches none of the paths, e.g. {visible(first)}"
         fix = f"correct {option}: a column, folder or a regular expression for the paths"
         raise DataError(problem, fix=fix)
-    return found

@@ -484,7 +484,7 @@ def _with_groups(folder: Images, spec: DataSpec, option: str = "--group-by") -> 
     if not (spec.group_by or spec.group not in ("", "none")):
         return folder
     pairs = zip(folder.column("path"), folder.column("group"), strict=True)
-    found = groups_of(pairs, spec, option)
+    found = [*groups_of(pairs, spec, option)]
     note = f"{count(len({*found} - {''}), 'group')} of images found in the paths"
     note += f", {count(without, 'image')} without a group" if (without := found.count("")) else ""
     notes = (*folder.notes, *[note] * bool(spec.group_by))

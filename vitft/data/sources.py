@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain, starmap
+from itertools import chain, starmap, tee
 from pathlib import Path
 from typing import BinaryIO
 
@@ -109,9 +109,9 @@ def sources(
 
 def _with_groups(images: Iterable[ImageSource], spec: DataSpec) -> Iterator[ImageSource]:
     """Yield the images with the groups in their paths or, as before, in a column of a list."""
-    every = [*images]
-    named = ((one.name.replace(os.sep, "/"), one.group) for one in every)
-    for one, group in zip(every, groups_of(named, spec, "--group-by"), strict=True):
+    images, again = tee(images)
+    named = ((one.name.replace(os.sep, "/"), one.group) for one in again)
+    for one, group in zip(images, groups_of(named, spec, "--group-by"), strict=True):
         yield replace(one, group=group or one.name)
 
 
