@@ -16,8 +16,7 @@ from vitft.explain.heatmaps import (
     check_picture_side,
     chosen_method,
 )
-from vitft.models.find import find_model
-from vitft.models.pretrained.catalog import check_weights_name
+from vitft.predict.embeddings import chosen_weights
 from vitft.system import console
 from vitft.system.errors import UsageError
 from vitft.system.files import free_name
@@ -58,12 +57,11 @@ advanced options:
         "class": {"dest": "about"},
         "method": {"metavar": f"{{{','.join(METHODS)}}}"},  # `chosen_method` checks it
     },
+    exclusive=("--weights", "--run"),
     defaults={"device": "auto"},
 )
 def _explain_command(args: argparse.Namespace) -> int:
     """Write the figures, print a summary and return the exit code: 3 if an image is unreadable."""
-    if args.run is not None and args.weights is not None:
-        raise UsageError("--run and --weights cannot be combined", fix="use only one of them")
     if not args.images and not args.model:
         raise UsageError(
             "no images given", fix="pass files or folders, or use --model to plot the weights"
@@ -74,17 +72,13 @@ def _explain_command(args: argparse.Namespace) -> int:
     options = {name: getattr(args, name) for name in METHOD_OPTIONS}
     method = chosen_method(args.method, options, about=args.about)
     out = plan_run(args.out or str(free_name(Path("explained"))), "")
-    pickles = {"allow_pickle": args.allow_pickle}
-    if args.weights is not None:
-        check_weights_name(args.weights, **pickles)
-    else:
-        find_model(args.run)
+    chosen_weights(args.run, args.weights, allow_pickle=args.allow_pickle)
     images = list(expand(args.images))
     with heavy_imports(loading_step(args.weights or args.run)):
         from vitft.explain.explainer import load_run_model, load_weights_model
 
     model = (
-        load_weights_model(args.weights, device=args.device, **pickles)
+        load_weights_model(args.weights, device=args.device, allow_pickle=args.allow_pickle)
         if args.weights is not None
         else load_run_model(args.run, device=args.device)
     )
