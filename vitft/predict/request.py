@@ -20,7 +20,7 @@ FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".cs
                     ".txt": "table"}  # fmt: skip
 _BINARY_FORMATS = {"parquet": ("Parquet", "parquet"), "xlsx": ("Excel", "spreadsheet")}
 """Formats that are not text, with their name and the extra that writes them."""
-COUNT_FORMATS = ("table", "json", "csv")
+_COUNT_FORMATS = ("table", "json", "csv")
 ENGINES = ("auto", "numpy", "torch")
 PREDICT_DTYPES = ("auto", "fp32", "bf16")
 
@@ -202,10 +202,10 @@ class PredictRequest(Marks):
 
     def _check_counts(self) -> None:
         """Raise UsageError if an option has no effect with `counts`, or a wrong one."""
-        if self.format not in (None, *COUNT_FORMATS):
+        if self.format not in (None, *_COUNT_FORMATS):
             raise UsageError(
                 f"--counts does not support --format {self.format}",
-                fix=f"use --format {', '.join(COUNT_FORMATS[:-1])} or {COUNT_FORMATS[-1]}",
+                fix=f"use --format {', '.join(_COUNT_FORMATS[:-1])} or {_COUNT_FORMATS[-1]}",
             )
         if self.group_by:
             raise UsageError(
