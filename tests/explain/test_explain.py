@@ -16,6 +16,7 @@ from vitft.explain import (
     explain,
     overlay,
     patch_tokens,
+    png_bytes,
     relevance,
     rollout,
     trace_attention,
@@ -277,3 +278,10 @@ def test_the_ends_of_a_map_have_their_colour_and_opacity(
         for own, other in zip((100, 200, 0), colour, strict=True)
     ]
     assert np.abs(np.asarray(shown, int) - mixed).max() <= 1
+
+
+def test_a_png_carries_no_metadata_of_its_source() -> None:
+    picture = Image.new("RGB", (8, 8))
+    picture.info = {"comment": "secret", "exif": b"Exif\0\0secret"}
+
+    assert b"secret" not in png_bytes(picture)

@@ -25,6 +25,7 @@ from syrupy.assertion import SnapshotAssertion
 from tests.contract.golden.snapshots import TextExtension, scrub
 from tests.contract.rows import draw, expand, run
 from vitft.data import draw_demo
+from vitft.report import distance_png
 
 WEIGHTS = "--weights ../w.safetensors --device cpu"
 FP32 = "--cache none --set train.precision=fp32"
@@ -93,7 +94,7 @@ def figure_lines(figure: Figure) -> Iterator[str]:
 
 
 def figures() -> Iterator[str]:
-    """Figures of `explain --model`, `explain --patches`, `study` and `compare`."""
+    """Figures of `explain --model`, `explain --patches`, `study`, `compare` and uneven heads."""
     for path in expand("set/cat/{0-5}.jpg") + expand("set/dog/{0-5}.jpg"):
         draw(Path(path), 40, 32)
     saved: list[str] = []
@@ -112,6 +113,7 @@ def figures() -> Iterator[str]:
                 f"finetune --data set {WEIGHTS} {FP32} --train blocks:1 --epochs 2 --out ../{name}"
             )
         done("compare ../a ../b --out ../c.png")
+        distance_png(np.array([[1, 5], [2, 4], [6, 7]], np.float32), 1, 9.0, "m")
     yield from saved
 
 
