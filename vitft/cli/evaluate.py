@@ -69,14 +69,16 @@ def _evaluate_command(args: argparse.Namespace) -> int:
     """Evaluate a model, print the results and return the exit code: 3 if an image is unreadable."""
     from vitft.data.remote.copies import prepare_data
     from vitft.data.scan import with_groups
+    from vitft.models.find import find_model
     from vitft.predict.onnx_engine import gives_several
 
     marks = Marks(threshold=args.threshold, precision=args.precision, confidence=args.confidence)
     spec = with_table_settings(DataSpec(), args.set)
-    if spec.labels == "auto":
-        spec = replace(spec, labels="several" if gives_several(args.run) else "one")
-    by = run_groups = None
-    data = _find_images(prepare_data(args.data, spec), args, spec)
+    by, run_groups, model = None, None, find_model(args.run, graphs=True)
+    source = prepare_data(args.data, spec)
+    if spec.labels == "auto" and is_table(source):
+        spec = replace(spec, labels="several" if gives_several(model) else "one")
+    data = _find_images(source, model.parent, args, spec)
     if args.by is not None:
         by = args.by, _values_by_path(data, args.by)
     if args.group_by is not None:
@@ -103,13 +105,12 @@ def _evaluate_command(args: argparse.Namespace) -> int:
     return 3 if done.results["data"]["unreadable"] else 0
 
 
-def _find_images(source: Path, args: argparse.Namespace, spec: DataSpec) -> "Images":
+def _find_images(source: Path, run: Path, args: argparse.Namespace, spec: DataSpec) -> "Images":
     """List the labelled images, with the groups in the column that the run was given, if any.
 
     Columns for --group-by and --by are read, too.
     """
     from vitft.data.scan import find_labelled
-    from vitft.models.find import find_model
     from vitft.predict.run_images import group_column
 
     given = {"--group-by": args.group_by, "--by": args.by}
@@ -119,7 +120,7 @@ def _find_images(source: Path, args: argparse.Namespace, spec: DataSpec) -> "Ima
         if value not in (None, "none")
     }
     options: Any = {"subset": args.subset, "others": {k: v for k, v in others.items() if v}}
-    column = not spec.group and group_column(find_model(args.run, graphs=True).parent)
+    column = not spec.group and group_column(run)
     if column and is_table(source):
         with contextlib.suppress(DataError):  # perhaps there is no such column here
             return find_labelled(source, spec=replace(spec, group=column), **options)

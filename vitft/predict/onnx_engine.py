@@ -20,7 +20,6 @@ from vitft.models.card import (
     lacks_card,
     open_checkpoint,
 )
-from vitft.models.find import find_model
 from vitft.models.numpy_vit import normalise
 from vitft.predict.engine import Engine, Views
 from vitft.predict.postprocess import Scores
@@ -125,9 +124,8 @@ def _unreadable_graph(path: Path, reason: str) -> RunError:
 # detection of multi-label models from their files, without importing torch ------------------------
 
 
-def gives_several(run: str | None) -> bool:
+def gives_several(path: Path) -> bool:
     """Return whether a model is multi-label, i.e. may assign an image several labels or none."""
-    path = find_model(run, graphs=True)
     if path.suffix.lower() == ".onnx":
         return bool(OnnxEngine(path).thresholds)
     if lacks_card(path):
