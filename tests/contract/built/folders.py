@@ -28,6 +28,13 @@ def links(folder: Path) -> None:
     (root / "cat" / "broken.jpg").symlink_to("nowhere.jpg")
 
 
+def linked_table(folder: Path) -> None:
+    """Write a link to a table of images that are beside the link."""
+    rows = [f"{name}/{i}.jpg,{name}" for name in ("cat", "dog") for i in range(4)]
+    (photos(folder) / "t.csv").symlink_to("../elsewhere.csv")
+    (folder / "elsewhere.csv").write_text("\n".join(["path,label", *rows, ""]))
+
+
 def loop(folder: Path) -> None:
     """Write a link from a class to the whole folder."""
     (photos(folder) / "cat" / "again").symlink_to("..")
