@@ -47,6 +47,7 @@ WRONG_VALUES: list[tuple[str, object, str]] = [
     ("architecture.mlp_ratio", 1e300, "architecture.mlp_ratio: "),
     ("architecture.mlp_ratio", -1, "architecture.mlp_ratio: "),
     ("architecture.qkv_bias", 1, "architecture.qkv_bias: "),
+    ("architecture.in_channels", 1, "transform.channels is 3 and architecture.in_channels is 1"),
     ("architecture.num_classes", 4, "lists 3 classes, but the head has 4"),
     ("architecture.num_classes", -3, "architecture.num_classes: "),
     ("architecture.pool", "max", "architecture.pool: "),
@@ -179,3 +180,14 @@ def test_a_card_survives_its_file() -> None:
     assert json.loads(card.to_json()) == CARD
     assert json.loads(several.to_json()) == {**CARD, "thresholds": [0.2, 0.5, 0.9]}
     assert sum(len(facts.shape) for facts in vit_shapes(SMALL).values())
+
+
+def test_both_engines_refuse_a_type_that_vitft_does_not_write(tmp_path: Path) -> None:
+    weights = small_weights() | {"x": np.zeros(2, np.uint16)}
+
+    first, second = refusals(
+        write_checkpoint(tmp_path / "m.safetensors", setting("split", ""), weights)
+    )
+
+    assert first == second
+    assert "unsupported tensor type U16" in first

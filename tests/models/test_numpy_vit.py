@@ -88,7 +88,7 @@ def test_numpy_answers_as_torch_does(settings: dict[str, Any]) -> None:
         image_size=(24, 32), mean=(0.4, 0.5, 0.6)[:channels], std=(0.2, 0.25, 0.3)[:channels]
     )
 
-    ours = NumpyModel(model.config, weights)
+    ours = NumpyModel(model.config, weights, threads=2)
     features = ours.features(normalise(views, transform))
     logits = ours.classify(features)
 

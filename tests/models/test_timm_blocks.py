@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from vitft.features import Cut, cut_model, run_prefix
 from vitft.models import TimmConfig, TimmModel, freeze_model
+from vitft.system import UsageError
 
 SIDE = 64
 KINDS = {
@@ -93,3 +94,20 @@ def test_the_digest_of_a_cut_is_of_the_part_before_it() -> None:
 
     model.get_submodule("net.layer1.0.conv1").get_parameter("weight").data.add_(1)
     assert cut.prefix.digest() != before
+
+
+@pytest.mark.parametrize("name", ["dla34", "densenet121"])
+def test_a_network_whose_blocks_do_not_follow_each_other_is_not_cut(name: str) -> None:
+    with pytest.raises(UsageError, match="blocks:1 cannot be used with"):
+        freeze_model(random_timm(name), "blocks:1")
+
+
+def test_what_a_network_does_not_support_is_an_error() -> None:
+    model = random_timm("hrnet_w18_small")
+    model.set_checkpointing(False)
+    with pytest.raises(UsageError, match=r"train\.checkpointing=true cannot be used"):
+        model.set_checkpointing(True)
+    with pytest.raises(UsageError, match="does not support stochastic depth"):
+        TimmModel(model.config, drop_path=0.1)
+    with pytest.raises(UsageError, match="its head is not a single linear layer"):
+        random_timm("levit_128s", side=224)

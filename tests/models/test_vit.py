@@ -21,6 +21,7 @@ from vitft.models import (
     build_model,
     sinusoidal_positions,
 )
+from vitft.system import UsageError
 
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 SMALL_CONFIG = ViTConfig(
@@ -339,3 +340,18 @@ def test_positions_of_a_patch_are_waves_of_lengths_from_2_pi_to_200_pi() -> None
         for x in range(4)
     ]
     assert table.numpy() == pytest.approx(np.array(expected), abs=1e-6)
+
+
+def test_an_unknown_name_of_a_model_or_setting_is_an_error_with_a_fix() -> None:
+    with pytest.raises(UsageError, match="unknown architecture 'vit_bse_patch16_224'") as caught:
+        create_model("vit_bse_patch16_224")
+    assert "vit_base_patch16_224" in caught.value.fix
+    with pytest.raises(UsageError, match="unknown model setting 'depht'") as caught:
+        create_model("vit_tiny_patch16_224", depht=2)
+    assert "depth" in caught.value.fix
+
+
+def test_a_model_rejects_images_of_another_size() -> None:
+    model = create_model("vit_tiny_patch16_224", depth=1, image_size=32)
+    with pytest.raises(UsageError, match="expects images of 32x32 pixels, but got 32x48"):
+        model(torch.zeros(1, 3, 32, 48))

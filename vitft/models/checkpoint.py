@@ -27,7 +27,7 @@ from vitft.models.card import (
 from vitft.models.timm_model import Model, TimmModel, untrained
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.system.errors import RunError, UsageError
+from vitft.system.errors import RunError
 from vitft.system.files import write_atomically
 from vitft.system.tensors import TensorFacts, with_sorted_metadata
 
@@ -103,8 +103,6 @@ def on_meta(config: AnyConfig) -> Model:
     try:
         with torch.device("meta"):
             return untrained(config)
-    except UsageError as error:
-        raise RunError(error.problem, fix=error.fix) from error
     except Exception as error:  # timm's architectures raise different errors
         assert isinstance(config, TimmConfig)
         raise RunError(

@@ -1,7 +1,7 @@
 """Search for a trained model in a run directory, an exported folder, a file or a hub repository."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -73,12 +73,8 @@ def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = optio
         graphs_inside = (ONNX_FILE, f"onnx/{ONNX_FILE}")
         names = (MODEL, *graphs_inside, PROGRAM_FILE, PAGE_FILE, SPECIFICATION_FILE)
         found = next((path / name for name in names if (path / name).is_file()), path)
-        if found.parent == path / "onnx" and len(inner := _inner_models(path, graphs=True)) > 1:
-            raise RunError(
-                f"{path} contains several models: {listing(folder.name for folder in inner)}",
-                fix=_choose_folder(inner, spell),
-            )
-        path = found
+        if found.parent != path / "onnx" or len(_inner_models(path, graphs=True)) == 1:
+            path = found  # else a folder of several exports
     kind = path.name if path.name == SPECIFICATION_FILE else path.suffix.lower()
     if run is not None and path.is_file() and (data := mistaken_data(path)):
         raise _no_model_but_data(run, data, spell)
@@ -125,7 +121,8 @@ def _missing_model(run: str, path: Path, *, graphs: bool, spell: Spelling) -> Ru
     near = [] if path.exists() else near_paths(path, os.DirEntry.is_dir)
     near = [found for found in near if model_files(found)]
     if inner:
-        fix = _choose_folder(inner, spell)
+        folders = listing((spell("run", str(folder)) for folder in inner), 9)
+        fix = f"use one of the folders in it: {folders}"
     elif near:
         fix = f"did you mean {spell('run', str(near[0]))}?"
     else:
@@ -144,12 +141,6 @@ def _inner_models(path: Path, *, graphs: bool) -> list[Path]:
     """Return the folders in a folder that contain a model, with `graphs` also only a graph."""
     names = [f"*/{MODEL}", *[f"*/{ONNX_FILE}", f"*/onnx/{ONNX_FILE}"] * graphs]
     return sorted({path / file.relative_to(path).parts[0] for n in names for file in path.glob(n)})
-
-
-def _choose_folder(inner: Sequence[Path], spell: Spelling) -> str:
-    """Return the fix that names the folders with models in a given folder."""
-    folders = listing((spell("run", str(folder)) for folder in inner), 9)
-    return f"use {'one of the folders' if len(inner) > 1 else 'the folder'} in it: {folders}"
 
 
 def model_files(folder: Path) -> list[str]:

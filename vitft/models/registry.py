@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitft.config.run import SETTINGS
 from vitft.models.card import TIMM_VITS, timm_modules
 from vitft.models.pretrained.catalog import similar_models
 from vitft.models.pretrained.convert import (
@@ -35,7 +34,6 @@ from vitft.models.vit_config import (
     may_have,
 )
 from vitft.system.errors import UsageError, WeightsError
-from vitft.system.suggest import suggest
 from vitft.system.text import listing
 
 
@@ -87,11 +85,10 @@ def create_model(
     """
     config = architecture_config(name)
     if unknown := fields.keys() - asdict(config).keys():
-        name, known = min(unknown), [*asdict(config)]
-        settings = {key: one for key, one in SETTINGS.items() if key.startswith("model.")}
-        near = [key[6:] for key, one in settings.items() if name in one.aliases.split()]
-        near += [*suggest(name, known), f"a field of ViTConfig: {', '.join(known)}"]
-        raise UsageError(f"unknown model setting {name!r}", fix=f"use {near[0]}")
+        raise UsageError(
+            f"unknown model setting {min(unknown)!r}",
+            fix=f"use a field of ViTConfig: {', '.join(asdict(config))}",
+        )
     if fields.get("pool", config.pool) != config.pool:
         fields = {"norm_before_pool": False, "pool_heads": 0, **fields}
     size = config.image_size if image_size is None else as_pair(image_size)

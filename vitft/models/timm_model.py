@@ -32,11 +32,12 @@ class _Visit:
     at: nn.Module | None = None
     tokens: Tensor | None = None  # new input to the block `at`; None to stop the pass at that block
     calls: int = 0  # number of calls to the block `at`
+    reached: object = None  # first positional argument of the block `at`, if the pass stopped there
     outputs: list[Tensor] = field(default_factory=list)  # of all blocks, in the order of the calls
 
 
 class _BlockReachedError(Exception):
-    """Signal that stops a pass at a block; its argument is the input to the block."""
+    """Signal that stops a pass at a block."""
 
 
 _VISIT: ContextVar[_Visit | None] = ContextVar("visit", default=None)
@@ -69,12 +70,9 @@ def _block_names(net: Any) -> tuple[str, ...]:  # noqa: ANN401 - timm's type
 
 def _input_of(net: nn.Module, block: nn.Module, pixels: Tensor) -> object:
     """Return the input to a block for pixels (B, channels, H, W); None if it is not called."""
-    try:
-        with _visiting(_Visit(at=block)):
-            net(pixels)
-    except _BlockReachedError as reached:
-        return reached.args[0]
-    return None
+    with contextlib.suppress(_BlockReachedError), _visiting(_Visit(at=block)) as visit:
+        net(pixels)
+    return visit.reached
 
 
 def _resume_at(net: nn.Module, block: nn.Module, tokens: Tensor, pixels: Tensor) -> tuple[Any, int]:
@@ -83,44 +81,38 @@ def _resume_at(net: nn.Module, block: nn.Module, tokens: Tensor, pixels: Tensor)
         return net(pixels), visit.calls
 
 
-def _parameters_after(net: nn.Module, block: nn.Module, pixels: Tensor) -> frozenset[str] | str:
-    """Return the names of the parameters used only from a block on, or why no cut is possible.
+def _parameters_after(net: nn.Module, block: nn.Module, pixels: Tensor) -> frozenset[str] | None:
+    """Return the names of the parameters used only from a block on, or None if no cut is possible.
 
     Autograd shows what the output depends on if the block's input is a constant. The network is in
-    eval mode, and `pixels` are two images (2, channels, H, W) of any content.
+    eval mode, and `pixels` are two images (2, channels, H, W) of any content. The layers after the
+    cut are run with one image in their place, because they must not depend on the number of images.
     """
     names, parameters = zip(*net.named_parameters(), strict=True)
     were_trained = [parameter.requires_grad for parameter in parameters]
     try:
         net.requires_grad_(True)
         with torch.inference_mode(False), torch.enable_grad():
-            reached = _input_of(net, block, pixels)
+            reached = _input_of(net, block, pixels.clone().requires_grad_())
             if not isinstance(reached, Tensor):
-                return "the input to its blocks is not a single tensor"
+                return None
             before = _depends_on(reached, parameters)
-            dummy = torch.zeros_like(pixels).requires_grad_()
+            dummy = pixels[:1].clone().requires_grad_()
             output, calls = _resume_at(net, block, reached.detach(), dummy)
             after, (bypasses,) = _depends_on(output, parameters), _depends_on(output, [dummy])
+    except RuntimeError:  # e.g. shapes that do not match
+        return None
     finally:
         for parameter, was_trained in zip(parameters, were_trained, strict=True):
             parameter.requires_grad_(was_trained)
-    if calls != 1:
-        return "its blocks are called more than once per pass"
-    if bypasses:
-        return "the layers before that block are also connected to later blocks"
-    try:
-        with torch.no_grad():
-            _resume_at(net, block, reached, pixels[:1])
-    except RuntimeError:  # shapes that do not match
-        return "its layers after that block depend on how many images entered the network"
+    if calls != 1 or bypasses:
+        return None
     used = zip(names, before, after, strict=True)
     return frozenset(name for name, early, late in used if late and not early)
 
 
 def _depends_on(output: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
     """Return, for each input, whether the output was computed from it."""
-    if not output.requires_grad:
-        return [False] * len(inputs)
     gradients = torch.autograd.grad(output.sum(), inputs, retain_graph=True, allow_unused=True)
     return [gradient is not None for gradient in gradients]
 
@@ -133,7 +125,8 @@ def _on_call(
         return None
     visit.calls += 1
     if visit.tokens is None:
-        raise _BlockReachedError(args[0] if args else None)
+        visit.reached = args[0] if args else None
+        raise _BlockReachedError
     return (visit.tokens, *args[1:]), kwargs
 
 
@@ -247,10 +240,10 @@ class TimmModel(nn.Module):
             self.net.eval()
             found = _parameters_after(self.net, self.blocks[start], self.blank(2))
             self.net.train(was_training)
-            if isinstance(found, str):
+            if found is None:
                 raise UsageError(
                     f"train.layers=blocks:{len(self.block_names) - start} cannot be used with "
-                    f"timm's {self.config.timm}: {found}",
+                    f"timm's {self.config.timm}: its blocks do not simply follow each other",
                     fix="use --train head (linear probe), --train lora or --train all (whole "
                     "model)",
                 )
@@ -310,13 +303,9 @@ def _create_timm(config: TimmConfig, source: Mapping[str, Any], *, drop_path: fl
     try:
         return timm.create_model(config.timm, **options).eval()
     except TypeError as error:
-        settings = {"drop_path_rate": "train.drop_path", "img_size": "--image-size"}
-        name = next((text for word, text in settings.items() if word in str(error)), None)
-        if name is None:
-            raise
         raise UsageError(
-            f"{name} cannot be used: timm's {config.timm} does not support it",
-            fix=f"omit {name}, or choose another model",
+            f"timm's {config.timm} does not support stochastic depth or other image sizes",
+            fix="omit train.drop_path and --image-size, or choose another model",
         ) from error
 
 

@@ -66,15 +66,10 @@ def frozen_blocks(layers: str, depth: int) -> int | None:
     if layers in ("all", "lora"):
         return None
     trained = int(layers.removeprefix("blocks:"))
-    if not depth:
-        raise UsageError(
-            f"train.layers={layers} cannot be used: timm does not list the blocks of this model",
-            fix="use --train head (linear probe), --train lora or --train all (whole model)",
-        )
     if trained > depth:
         raise UsageError(
             f"train.layers={layers} cannot be used: the model has only {count(depth, 'block')}",
-            fix=f"use --train blocks:N with N from 1 to {depth}, or --train all (whole model)",
+            fix="use --train blocks:N with a smaller N, --train head or --train all (whole model)",
         )
     return depth - trained
 
