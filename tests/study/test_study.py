@@ -17,6 +17,7 @@ from vitft.data import Row, scan
 from vitft.features import linear_logits, solve_head
 from vitft.metrics import wilson_interval
 from vitft.study import accuracy, baseline_features, difference, evaluate_head, few_shot_split
+from vitft.system import DataError
 
 
 def files(*counts: int, tests: int = 0) -> list[Row]:
@@ -157,3 +158,14 @@ def test_a_difference_has_the_wider_interval_of_seeds_and_images() -> None:
     mean, (low, high) = difference(same, second)  # seeds agree: the images decide
     images = 1.959963984540054 * math.sqrt(0.1 - 0.01) / 10
     assert (mean, low, high) == pytest.approx((0.1, 0.1 - images, 0.1 + images))
+
+
+def test_a_file_that_is_deleted_meanwhile_is_an_error(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "0.png")
+    folder = scan(tmp_path)
+    (tmp_path / "b" / "0.png").unlink()
+
+    with pytest.raises(DataError, match=r"0\.png was deleted or replaced during the run"):
+        baseline_features(folder, folder.rows, max_pixels=10**6)

@@ -357,8 +357,9 @@ class _Handlers:
                     async with asyncio.timeout(ANSWER_SECONDS):
                         yield files
             except TimeoutError:
-                later = {"Retry-After": "5"}
-                raise HTTPException(503, "the request timed out: try again", later) from None
+                raise HTTPException(
+                    503, "the request timed out: try again", {"Retry-After": "5"}
+                ) from None
 
 
 def make_app(queue: BatchQueue, access: Access) -> ASGIApp:

@@ -10,7 +10,7 @@ import io
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import numpy as np
@@ -55,15 +55,13 @@ class BatchQueue:
         self.pending = asyncio.Queue[tuple[LoadedImage, asyncio.Future[Prediction]]]()
         blank = np.zeros((*self.transform.image_size, 3), np.uint8)
         self.pipeline.predict_batch([LoadedImage("", blank)])  # fail now if the weights are damaged
-        self.can_explain = isinstance(engine, Predictor)
-        reason = "an ONNX graph does not give gradients"
-        if self.can_explain:
-            try:
+        self.can_explain = False  # for some timm models, and for an ONNX graph, without gradients
+        if isinstance(engine, Predictor):
+            with suppress(UsageError):
                 self.relevance(blank, None)
-            except UsageError as error:  # some timm models
-                self.can_explain, reason = False, error.problem
+                self.can_explain = True
         if not self.can_explain:
-            log.info(f"predictions cannot be explained: {reason}")
+            log.info("predictions of this model cannot be explained")
 
     async def serve(self) -> None:
         """Predict queued images until cancelled."""

@@ -231,27 +231,24 @@ def baseline_features(
         DataError: A file has been deleted or replaced since the start of the study.
     """
 
-    def view_of(file: Row) -> Pixels | ImageError:
-        try:
-            path = f"{folder.root}/{file.path}"
-            image = open_image(path, max_pixels=max_pixels, grey_range=grey_range)
-        except ImageError as error:
-            return ImageError(file.path, error.reason)
-        return _BASELINE_VIEW.pixels(image)
+    def view_of(file: Row) -> Pixels:
+        path = f"{folder.root}/{file.path}"
+        return _BASELINE_VIEW.pixels(open_image(path, max_pixels=max_pixels, grey_range=grey_range))
 
     images, histograms = [], []
-    with console.Progress("computing baselines", len(files)) as progress:
-        for view in in_order(view_of, files, workers=usable_cores()):
-            if isinstance(view, ImageError):
-                raise vanished_error(view)
-            side = len(view) // _SMALL_SIDE
-            squares = view.reshape(_SMALL_SIDE, side, _SMALL_SIDE, side, 3)
-            images.append((squares.mean(axis=(1, 3), dtype=np.float32) / 255).ravel())
-            levels = view.reshape(-1, 3).astype(np.int64) * _HISTOGRAM_LEVELS // 256
-            colours = levels @ np.array([_HISTOGRAM_LEVELS**2, _HISTOGRAM_LEVELS, 1])
-            counts = np.bincount(colours, minlength=_HISTOGRAM_LEVELS**3)
-            histograms.append(np.sqrt(counts / len(colours)).astype(np.float32))
-            progress.advance()
+    try:
+        with console.Progress("computing baselines", len(files)) as progress:
+            for view in in_order(view_of, files, workers=usable_cores()):
+                side = len(view) // _SMALL_SIDE
+                squares = view.reshape(_SMALL_SIDE, side, _SMALL_SIDE, side, 3)
+                images.append((squares.mean(axis=(1, 3), dtype=np.float32) / 255).ravel())
+                levels = view.reshape(-1, 3).astype(np.int64) * _HISTOGRAM_LEVELS // 256
+                colours = levels @ np.array([_HISTOGRAM_LEVELS**2, _HISTOGRAM_LEVELS, 1])
+                counts = np.bincount(colours, minlength=_HISTOGRAM_LEVELS**3)
+                histograms.append(np.sqrt(counts / len(colours)).astype(np.float32))
+                progress.advance()
+    except ImageError as error:
+        raise vanished_error(error) from error
     pixels, histogram = torch.from_numpy(np.stack(images)), torch.from_numpy(np.stack(histograms))
     return {"pixels": pixels, "histogram": histogram}
 

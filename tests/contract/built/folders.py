@@ -64,6 +64,13 @@ def two_labels(folder: Path) -> None:
     shutil.copyfile(root / "cat" / "0.jpg", root / "dog" / "copy.jpg")
 
 
+def one_test_image(folder: Path) -> None:
+    """Copy a training image to both classes of the test part."""
+    for name in ("cat", "dog"):
+        (folder / "p" / "test" / name).mkdir(parents=True)
+        shutil.copy(folder / "p" / "train" / "cat" / "0.jpg", folder / "p" / "test" / name)
+
+
 def near_duplicates(folder: Path) -> None:
     """Draw 16 images of 96 pixels, and save the first of each class again in lower quality."""
     for name in ("cat", "dog"):

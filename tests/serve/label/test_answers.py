@@ -93,7 +93,7 @@ def test_a_line_cut_anywhere_costs_no_other_answer(tmp_path: Path, cut: int) -> 
 
 def test_a_file_saved_by_a_spreadsheet_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
-    path.write_bytes(b"\xef\xbb\xbfpath,label,chosen\r\na.jpg,rose,picked\r\n")
+    path.write_bytes(b"\xef\xbb\xbfpath,label,chosen\r\n\r\na.jpg,rose,picked\r\n")
 
     with AnswerFile(path) as file:
         assert file.answers == [ROSE]

@@ -35,6 +35,14 @@ def test_the_first_pictures_do_not_depend_on_chance() -> None:
     assert first_pictures(z) == first_pictures(z)
 
 
+def test_the_first_of_many_pictures_are_those_of_a_sample() -> None:
+    z, y = groups([9_000, 2_000], noise=0.0)
+
+    first = first_pictures(z)
+
+    assert sorted(y[first].tolist()) == [0, 1]
+
+
 def test_identical_pictures_are_no_reason_to_fail() -> None:
     z = F.normalize(torch.ones(30, 4), dim=1)
 

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.contract.built.runs import CLASSES, single
 from tests.support.serving import Client, Reply, command_serving, shown_by
 from vitft.cli.label import paths_in_table
 from vitft.cli.main import main
+from vitft.config import TrainSpec
+from vitft.serve import find_pictures, load_pool
 
 PAGE = Path(__file__).with_name("page.mjs")
 
@@ -119,6 +122,24 @@ def test_paths_in_the_table_are_relative_to_it_where_possible(
     root: str, table: str, expected: tuple[str, bool]
 ) -> None:
     assert paths_in_table(Path(root), Path(table)) == expected
+
+
+def test_confident_predictions_of_a_run_represent_its_classes(tmp_path: Path) -> None:
+    single(tmp_path)
+    train = TrainSpec(cache="none", device="cpu")
+
+    pool = load_pool(
+        find_pictures(tmp_path / "T"), weights="", run=str(tmp_path / "R"), train=train
+    )
+
+    assert pool.classes == CLASSES
+    assert pool.stand_ins is not None
+    pictures, labels = (part.tolist() for part in pool.stand_ins)
+    assert {pool.paths[i][0].partition("/")[0] for i in pictures} == {*CLASSES}
+    assert all(
+        pool.paths[i][0].startswith(CLASSES[y]) for i, y in zip(pictures, labels, strict=True)
+    )
+    assert len(pictures) == len({*pictures}) > 20
 
 
 def test_a_start_that_fails_leaves_no_new_table(

@@ -106,3 +106,21 @@ def test_a_run_guesses_before_the_first_answer_until_a_class_has_answers(tmp_pat
 
     with opened(tmp_path, replace(pool, stand_ins=None)) as session:
         assert session.probabilities is None  # answers for one class only
+
+
+def test_answers_about_other_pictures_are_kept_but_not_used(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("path,label,chosen\nelsewhere/9.jpg,rose,picked\n")
+
+    with opened(tmp_path) as session:
+        state, likely = session.state("mixed"), session.likely("rose")
+
+    assert state["notes"][0].startswith("ignored 1 answer in labels.csv")
+    assert (state["answered"], likely) == (0, [])
+    assert len(rows(tmp_path)) == 1
+
+
+def test_there_are_at_most_a_thousand_classes(tmp_path: Path) -> None:
+    with opened(tmp_path, classes=[f"class {i}" for i in range(1000)]) as session:
+        session.answer(session.audit_sample[0], "class 999")
+        with pytest.raises(UsageError, match="there are already 1,000 classes"):
+            session.answer(session.audit_sample[1], "one more")

@@ -15,7 +15,7 @@ from typing import Self
 
 from vitft.data.parts import AUDIT, CHOSEN, CONFIRMED, PICKED, SKIPPED
 from vitft.data.table import encode_table
-from vitft.system.errors import DataError, LockedError, RunError
+from vitft.system.errors import DataError, LockedError
 from vitft.system.files import read_regular, try_lock, writing
 from vitft.system.text import count, shell_join
 
@@ -23,7 +23,6 @@ _COLUMNS = ("path", "label", CHOSEN)
 _KINDS = (PICKED, CONFIRMED, AUDIT, SKIPPED)
 _MAX_ANSWER_BYTES = 2**28
 _FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)  # on Windows: keep line endings
-_NEW_FILE = "choose another file with --out"
 
 
 _Answer = tuple[str, str, str]
@@ -63,10 +62,8 @@ class AnswerFile:
 
     def load(self) -> None:
         """Read the answers; add the header to an empty file, and remove an incomplete last line."""
-        try:
+        with writing(self.path):
             data = read_regular(self.path, limit=_MAX_ANSWER_BYTES)
-        except OSError as error:
-            raise RunError(f"cannot read {self.path}: {error}", fix=_NEW_FILE) from error
         self.answers, starts, self.end = _read_answers(data, self.path)
         self.steps = [(start, 1) for start in starts]
         """For each step that can be undone, the offset of its first line and their number."""
@@ -163,7 +160,7 @@ def _read_answers(data: bytes, path: Path) -> tuple[list[_Answer], list[int], in
                 raise DataError(
                     f"{path} was not written by vitft label: its columns are "
                     f"{', '.join(cells)[:100]} instead of {', '.join(_COLUMNS)}",
-                    fix=_NEW_FILE,
+                    fix="choose another file with --out",
                 )
             has_header = True
         elif problem := _problem_with(cells, labels):
