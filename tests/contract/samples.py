@@ -91,7 +91,8 @@ def draw_data() -> None:
     ]
     several = [f"{path},{LABELS[letter]},{group}\n" for path, letter, group in rows]
     Path("several.csv").write_text("image,rust,scab,patient\n" + "".join(several))
-    one = [f"{path},{letter},{group}\n" for path, letter, group in rows]
+    two = [row for row in rows if row[1] in "dr"]
+    one = [f"{path},{letter},{group}\n" for path, letter, group in two]
     Path("groups.csv").write_text("path,label,patient\n" + "".join(one))
 
 

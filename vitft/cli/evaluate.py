@@ -147,6 +147,7 @@ def _long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     """Yield rows: a header, then the overall and per-class metrics; undefined values are empty."""
     several, kept = results.get("labels") or {}, results.get("kept") or {}
     by_group, by = results.get("by_group") or {}, results.get("by") or {"values": {}}
+    two = results.get("two_classes") or {"classes": {}}
     groups: list[tuple[str, str, Mapping[str, Any], Sequence[str]]] = [
         ("", "", results, ("images", "top1", "top5", "balanced", "loss")),
         ("", "", several, ("map", "macro_f1", "micro_f1") if "map" in several else ()),
@@ -154,10 +155,12 @@ def _long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
         ("kept_", "", kept, ("images", "fraction", "top1")),
         ("", "", results["calibration"], ("ece", "ece_before")),
         ("group_", "", by_group, ("groups", "several", "ungrouped", "top1", "confidence")),
+        ("", "", two, ("auroc", "specificity") if "auroc" in two else ()),
     ]
     for label, row in results["per_class"].items():
         groups.append(("", label, row, ("images", *CLASS_METRICS)))
         groups.append(("", label, several.get("per_label", {}).get(label, {}), ("ap",)))
+        groups.append(("", label, two["classes"].get(label, {}), ("ap", "sensitivity")))
     for value, row in by["values"].items():
         groups.append(("by_", value, row, ("images", "top1", "difference", "p_holm")))
     yield "figure", "class", "value", "low", "high"

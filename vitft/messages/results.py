@@ -420,6 +420,8 @@ def evaluation_rows(found: Mapping[str, Any]) -> Rows:
         rows = [("Accuracy", f"{_with_interval(found, 'top1')} {on}")]
         if len({row["images"] for row in found["per_class"].values() if row["images"]}) > 1:
             rows.append(("Balanced", f"{_with_interval(found, 'balanced')}, mean of the recalls"))
+    if two := found.get("two_classes"):
+        rows.append(("AUROC", _with_interval(two, "auroc")))
     if by_group := found.get("by_group"):
         rows.append(("Groups", _groups_text(by_group)))
     if kept := found.get("kept"):
@@ -457,6 +459,11 @@ def evaluation_details(found: Mapping[str, Any]) -> list[str]:
         lines.append(f"always predicting the largest class: {percent(found['majority'])}")
         if found["top5"] is not None:
             lines.append(f"{TOP5}: {_with_interval(found, 'top5')}")
+    two = found.get("two_classes") or {"classes": {}}
+    for name, row in two["classes"].items():
+        lines.append(f"average precision of {name}: {_with_interval(row, 'ap')}")
+        rate = f"sensitivity for {name} at {percent(two['specificity'])} specificity"
+        lines.append(f"{rate}: {_with_interval(row, 'sensitivity')}")
     bounds = found["loss_interval"]
     ends = f"{_BOUNDS} {bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else "too few groups for a CI"
     lines.append(f"log-loss: {found['loss']:.3f} nats ({ends})")

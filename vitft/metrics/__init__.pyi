@@ -21,6 +21,7 @@ from .classification import classification_metrics as classification_metrics
 from .classification import fit_thresholds as fit_thresholds
 from .classification import mean_loss as mean_loss
 from .classification import probability_metrics as probability_metrics
+from .classification import two_class_metrics as two_class_metrics
 from .counts import adjusted_counts as adjusted_counts
 from .intervals import IndependentDifference as IndependentDifference
 from .intervals import PairedDifference as PairedDifference

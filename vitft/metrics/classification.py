@@ -38,6 +38,7 @@ from vitft.metrics.intervals import (
     IndependentDifference,
     Interval,
     accuracy_interval,
+    binomial_range,
     design_effect,
     f1_with_interval,
     holm,
@@ -55,6 +56,7 @@ from vitft.metrics.results import (
     LabelResults,
     Metrics,
     ProbabilityMetrics,
+    TwoClassResults,
     ValueResults,
 )
 
@@ -329,17 +331,29 @@ def _average_precision(scores: Floats, truth: Flags) -> tuple[float, Floats]:
     return value, (truth * (precision - value + gain) - loss) / images
 
 
+def _interval_of_ranks(
+    value: float, changes: Floats, images: int, groups: Groups | None
+) -> Interval:
+    """Return the interval of a mean over ranked `images`, given how each image makes it deviate.
+
+    It is a Wilson interval with the variance of the mean, averaged with that of a fraction
+    (`PRIOR_IMAGES`): it has a width even if the images with the label rank first.
+
+    Source: Boyd, Eng & Page 2013, "Area under the precision-recall curve: point estimates and
+    confidence intervals", Machine Learning and Knowledge Discovery in Databases.
+    """
+    usual = value * (1 - value) / images  # variance of a fraction
+    ratio = float((changes**2).sum()) / usual if usual else 1.0
+    ratio = (images * ratio + PRIOR_IMAGES) / (images + PRIOR_IMAGES)
+    return score_interval(value, images / (design_effect(changes, groups) * ratio))
+
+
 def _label_results(
     scores: Floats, truth: Flags, given: Flags, names: Sequence[str], groups: Groups | None = None
 ) -> LabelResults:
     """Return the metrics of labels, given which of them are predicted, `given` (n, C).
 
-    The interval of an average precision is a Wilson interval with its variance, averaged with that
-    of a fraction (`PRIOR_IMAGES`): it has a width even if the images with the label rank first.
     Labels of one image are not independent: the intervals of means over labels count images.
-
-    Source: Boyd, Eng & Page 2013, "Area under the precision-recall curve: point estimates and
-    confidence intervals", Machine Learning and Knowledge Discovery in Databases.
     """
     units = np.arange(len(truth)) if groups is None else groups
     per_label: dict[str, LabelMetrics] = {}
@@ -349,13 +363,12 @@ def _label_results(
         if not (images := int(flags.sum())):
             continue
         value, changes = _average_precision(score, flags)
-        usual = value * (1 - value) / images  # variance of a fraction
-        ratio = float((changes**2).sum()) / usual if usual else 1.0
-        ratio = (images * ratio + PRIOR_IMAGES) / (images + PRIOR_IMAGES)
-        effect = design_effect(changes, groups) * ratio
-        per_label[name] = {"ap": value, "ap_interval": score_interval(value, images / effect)}
+        per_label[name] = {
+            "ap": value,
+            "ap_interval": _interval_of_ranks(value, changes, images, groups),
+        }
         ranked.append((value * images, images))
-        together, apart = together + changes, apart + usual
+        together, apart = together + changes, apart + value * (1 - value) / images
     hits, decided = given & truth, given | truth
     right, union = hits.sum(axis=0), decided.sum(axis=0)
     place, label = np.nonzero(decided)
@@ -393,6 +406,82 @@ def _label_results(
         effect = design_effect(change, units[place][own])
         found["macro_f1_interval"] = mean_fraction_interval(f1, effect)
     return found
+
+
+# metrics of two classes, by the ranks of their images ---------------------------------------------
+
+_SPECIFICITY = 0.95
+
+
+def two_class_metrics(
+    scores: Floats, truth: Ints, names: Sequence[str], groups: Groups | None = None
+) -> TwoClassResults | None:
+    """Return how well scores (n, 2) separate images of two classes (n,); None for other data.
+
+    Each class has an average precision, and the sensitivity at the threshold where the other class
+    has a specificity of `_SPECIFICITY`. The intervals count the `groups` (n,), if there are any.
+    That of the sensitivity includes the error of the threshold (MOVER).
+
+    Sources: DeLong, DeLong & Clarke-Pearson 1988, "Comparing the areas under two or more correlated
+    receiver operating characteristic curves", Biometrics 44. Zou & Donner 2008, "Construction of
+    confidence limits about effect measures", Statistics in Medicine 27.
+    """
+    if truth.ndim == 2 or len(names) != 2 or len(np.unique(truth)) < 2:
+        return None
+    margin, first = scores[:, 0] - scores[:, 1], truth == 0
+    auroc, changes = _auroc(margin, first)
+    fewest = int(min(first.sum(), (~first).sum()))
+    classes: dict[str, Any] = {}
+    for name, score, own in zip(names, (margin, -margin), (first, ~first), strict=True):
+        ap, moved = _average_precision(score, own)
+        bounds = _interval_of_ranks(ap, moved, int(own.sum()), groups)
+        classes[name] = {"ap": ap, "ap_interval": bounds, **_sensitivity(score, own, groups)}
+    return {
+        "auroc": auroc,
+        "auroc_interval": _interval_of_ranks(auroc, changes, fewest, groups),
+        "specificity": _SPECIFICITY,
+        "classes": classes,
+    }
+
+
+def _auroc(score: Floats, own: Flags) -> tuple[float, Floats]:
+    """Return how often an image of a class scores above one of the other, and the deviations (n,).
+
+    Equal scores count as one half.
+    """
+    above = np.empty(len(score))
+    for some, others in ((own, score[~own]), (~own, score[own])):
+        ranked = np.sort(others)
+        lower, upper = (np.searchsorted(ranked, score[some], side) for side in ("left", "right"))
+        above[some] = (lower + upper) / (2 * len(ranked))
+    value = float(above[own].mean())
+    above[~own] = 1 - above[~own]
+    return value, (above - value) / np.where(own, own.sum(), (~own).sum())
+
+
+def _sensitivity(score: Floats, own: Flags, groups: Groups | None) -> dict[str, Any]:
+    """Return which fraction of the images of a class (n,) score above almost all others."""
+    hits, false = score[own], score[~own]
+    ranked, size = np.sort(false), len(false)
+    limit = ranked[math.ceil(_SPECIFICITY * size) - 1]
+    of_own, of_others = (None if groups is None else groups[some] for some in (own, ~own))
+    value = float((hits > limit).mean())
+    low, high = accuracy_interval(hits > limit, of_own)
+    effect = design_effect((false > limit) - float((false > limit).mean()), of_others)
+    # The threshold for infinitely many images of the other class lies between two of their scores
+    fewest, most = (
+        count * effect for count in binomial_range(round(size / effect), 1 - _SPECIFICITY)
+    )
+    ends = (
+        ranked[max(0, size - math.ceil(most) - 1)],
+        ranked[size - math.floor(fewest)] if fewest >= 1 else np.inf,
+    )
+    easy, hard = (float((hits > end).mean()) for end in ends)
+    interval = (
+        max(0.0, value - math.hypot(value - low, value - hard)),
+        min(1.0, value + math.hypot(high - value, easy - value)),
+    )
+    return {"sensitivity": value, "sensitivity_interval": interval}
 
 
 def _mean_fraction(counts: Sequence[tuple[float, float]]) -> float:

@@ -165,10 +165,21 @@ def binomial_tail(
     if least > trials:
         return 0.0
     table = log_factorials(trials) if factorials is None else factorials
-    k = np.arange(least)
-    logs = table[trials] - table[k] - table[trials - k]
-    logs += k * math.log(chance) + (trials - k) * math.log1p(-chance)
-    return max(0.0, 1 - float(np.exp(logs).sum()))
+    return max(0.0, 1 - float(_binomial(least, trials, chance, table).sum()))
+
+
+def _binomial(numbers: int, trials: int, chance: float, factorials: Floats) -> Floats:
+    """Return the probabilities of 0, 1, ... `numbers` - 1 successes."""
+    k = np.arange(numbers)
+    logs = factorials[trials] - factorials[k] - factorials[trials - k]
+    return np.exp(logs + k * math.log(chance) + (trials - k) * math.log1p(-chance))
+
+
+def binomial_range(trials: int, chance: float) -> tuple[int, int]:
+    """Return two numbers: fewer successes, and more, have a probability of at most 2.5% each."""
+    chances = _binomial(trials + 1, trials, chance, log_factorials(trials))
+    low, high = np.searchsorted(chances.cumsum(), (0.025, 0.975))
+    return int(low), int(high)
 
 
 @functools.cache

@@ -381,6 +381,24 @@ class ByResults(TypedDict):
     values: dict[str, ValueResults]  # sorted by value; "" for images without one
 
 
+class RankedClass(TypedDict):
+    """How well the probability of a class separates its images from those of the other one."""
+
+    ap: Share  # average precision
+    ap_interval: Interval
+    sensitivity: Share  # recall at the threshold that gives the other class the specificity
+    sensitivity_interval: Interval
+
+
+class TwoClassResults(TypedDict):
+    """Metrics of two classes that depend on no threshold."""
+
+    auroc: Share  # area under the ROC curve, the same for both classes
+    auroc_interval: Interval
+    specificity: Share  # at which the sensitivity is measured
+    classes: dict[str, RankedClass]
+
+
 class EvaluationResults(Metrics):
     """Contents of the eval.json written by `vitft evaluate`."""
 
@@ -388,6 +406,7 @@ class EvaluationResults(Metrics):
     kept: KeptResults | None  # None without a threshold, and for multi-label models
     by_group: NotRequired[GroupResults | None]  # None without groups, and for multi-label models
     by: NotRequired[ByResults | None]
+    two_classes: NotRequired[TwoClassResults | None]  # None unless images of two classes are scored
 
 
 class _LabelledFile(TypedDict):

@@ -29,6 +29,7 @@ from vitft.metrics.classification import (
     accuracy_by,
     classification_metrics,
     probability_metrics,
+    two_class_metrics,
 )
 from vitft.metrics.intervals import Groups, accuracy_interval
 from vitft.metrics.results import (
@@ -308,6 +309,7 @@ def evaluate(
         "kept": _kept_results(predictions, postprocess.threshold, groups),
         "by_group": _group_results(scored, postprocess),
         "by": None,
+        "two_classes": two_class_metrics(logits.double().numpy(), labels.numpy(), classes, groups),
     }
     if by is not None:
         right = np.array([row.is_correct for row in scored])
