@@ -357,8 +357,6 @@ class Trained:
             RunError: Some logits of the model are not finite, or there are no validation
                 predictions from which to choose a threshold or sets.
         """
-        if isinstance(top_k, np.integer):
-            top_k = int(top_k)
         if type(top_k) is not int or top_k < 1:
             raise UsageError(f"invalid top_k={top_k!r}", fix="use an integer of 1 or more")
         marks = Marks(

@@ -113,6 +113,9 @@ EDITS: dict[str, dict[str, Edit]] = {
         "no header": text("a,b\n"),
         "columns": text("path,label,split,sha256\n1\n"),
         "a path outside": text(f"path,label,split,sha256\n../x,red,val,{'0' * 64}\n"),
+        "a path twice": text("path,label,split,sha256\n" + f"x,red,val,{'0' * 64}\n" * 2),
+        "another split": text(f"path,label,split,sha256\nx,red,all,{'0' * 64}\n"),
+        "a short digest": text(f"path,label,split,sha256\nx,red,val,{'0' * 63}\n"),
         "a large cell": text('path,label,split,sha256\n"' + "x" * 200_000 + '"\n'),
     },
     "config.toml": {
@@ -277,6 +280,19 @@ def test_a_stopped_run_without_settings_is_not_resumed_on_the_current_folder(
 
     assert code == 5, error
     assert f"damaged run: {run / 'config.toml'} (data.path is missing)" in error
+
+
+@pytest.mark.parametrize("content", ["[data]\npath = 5", "[train]\nepochs = 0.5"])
+def test_a_wrong_setting_of_a_run_is_reported_with_its_file(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], content: str
+) -> None:
+    run = copied(home / "run", tmp_path / "run")
+    text(content)(run / "config.toml")
+
+    code, error = outcome(home, "check", run, capfd)
+
+    assert code == 5, error
+    assert f"{run / 'config.toml'}" in error
 
 
 def test_a_resumed_run_writes_the_files_that_it_does_not_read_again(

@@ -1,5 +1,6 @@
 """More than 8 bits per channel: one range for the data set, kept in the transform of the model."""
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.contract.built.images import png
 from tests.data.test_images import encoded
 from vitft.data import decode, grey_levels, measure_grey_range, scan
 
@@ -115,3 +117,17 @@ def test_only_training_images_set_the_range(tmp_path: Path) -> None:
     val = {f"val/{c}/1": twelve_bits(1, brightest=4000) for c in "ab"}
 
     assert measured(fill(tmp_path, {**train, **val})) == (0, 1000)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(7, "PNG"), (np.nan, "TIFF")])
+def test_equal_or_absent_values_have_no_range(tmp_path: Path, value: float, kind: str) -> None:
+    values = np.full((8, 8), value, np.uint16 if kind == "PNG" else np.float32)
+
+    assert measured(fill(tmp_path, {"a/1": values, "b/1": values}, kind)) == ()
+
+
+def test_one_of_the_16_bit_colours_may_be_transparent() -> None:
+    clear, near = (258, 772, 1286), (258, 772, 1287)
+    data = png(np.array([[clear, near]], np.uint16), (b"tRNS", struct.pack(">3H", *clear)))
+
+    assert np.asarray(decode(data, "x").image).tolist() == [[[255, 255, 255], [1, 3, 5]]]

@@ -267,18 +267,19 @@ def test_gps_coordinates_are_removed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "remark"),
+    ("kind", "remark", "kept"),
     [
-        ("GIF", "animated, first frame used"),
-        ("PNG", "animated, first frame used"),
-        ("WEBP", "animated, first frame used"),
-        ("TIFF", "several images, first one used"),
-        ("MPO", "several images, first one used"),
+        ("GIF", "animated, first frame used", None),
+        ("GIF", "animated, first frame used", 80),  # bytes, within the second frame
+        ("PNG", "animated, first frame used", None),
+        ("WEBP", "animated, first frame used", None),
+        ("TIFF", "several images, first one used", None),
+        ("MPO", "several images, first one used", None),
     ],
 )
-def test_the_first_of_several_frames_is_decoded(kind: str, remark: str) -> None:
+def test_the_first_of_several_frames_is_decoded(kind: str, remark: str, kept: int | None) -> None:
     first, second = Image.new("RGB", (16, 16), (255, 0, 0)), Image.new("RGB", (16, 16), (0, 0, 255))
-    data = encoded(first, kind, save_all=True, append_images=[second])
+    data = encoded(first, kind, save_all=True, append_images=[second])[:kept]
 
     picture = decode(data, "x")
 
@@ -423,6 +424,23 @@ def test_a_broken_chunk_is_damage() -> None:
 @pytest.mark.parametrize("size", [(1, 1), (1, 65500), (65500, 1)])
 def test_extreme_shapes_are_read(size: tuple[int, int]) -> None:
     assert read_image(encoded(Image.new("RGB", size), "JPEG"), "x").size == size
+
+
+def test_a_lack_of_memory_is_not_damage() -> None:
+    def convert(*_: object) -> Image.Image:
+        raise MemoryError
+
+    with pytest.raises(ImageError, match="not enough memory"):
+        decode(encoded(gradient(), "PNG"), "x", convert=convert)
+
+
+def test_a_changed_file_and_an_impossible_name_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encoded(gradient(), "PNG"))
+
+    with pytest.raises(ImageError, match="its content has changed"):
+        open_image(tmp_path / "a.png", sha256="0" * 64)
+    with pytest.raises(ImageError, match="not found"):
+        open_image("a\0.png")
 
 
 def test_a_socket_a_device_and_a_folder_are_refused(tmp_path: Path) -> None:

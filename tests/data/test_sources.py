@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vitft.data import sources
+from vitft.system import DataError
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"rest of a picture"
 
@@ -31,6 +32,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_folder_becomes_its_images_in_the_order_of_their_whole_paths(here: Path) -> None:
     assert names("photos") == [
         f"photos/{n}" for n in ("a-b/1.png", "a.jpg", "a/2.jpg", "a/b/1.jpg", "z.webp")
+    ]
+
+
+def test_a_pattern_finds_files_and_folders(here: Path) -> None:
+    (here / "p[1]").mkdir()
+    (here / "p[1]" / "x.png").write_bytes(PNG)
+
+    assert names("p[1]/*.png") == ["p[1]/x.png"]
+    assert names("ph*/a*/*.jpg") == ["photos/a/2.jpg"]
+    assert names("photos/a*") == [
+        f"photos/{n}" for n in ("a/2.jpg", "a/b/1.jpg", "a-b/1.png", "a.jpg")
     ]
 
 
@@ -65,12 +77,15 @@ def test_a_list_is_known_by_its_first_entry(here: Path) -> None:
     for name, text in {
         "here.csv": "path,label\nphotos/a.jpg,x\n", "gone.csv": "path,label\ngone.jpg,x\n",
         "web.lst": "https://host/a.jpg\n", "two.tsv": "n\tfile\n1\tphotos/a.jpg\n",
-        "odd.csv": "a,b\n1,2\n", "empty.txt": "",
+        "odd.csv": "a,b\n1,2\n", "empty.txt": "", "plain.csv": "photos/a.jpg\nphotos/z.webp\n",
+        "blank.csv": "path,label\nphotos/a.jpg,x\n,y\n",
     }.items():  # fmt: skip
         (here / name).write_text(text)
 
     assert names("here.csv") == ["photos/a.jpg"]
     assert names("two.tsv") == ["photos/a.jpg"]
+    assert names("plain.csv") == ["photos/a.jpg", "photos/z.webp"]
+    assert [(s.name, s.error) for s in sources(["blank.csv"])][1:] == [("", "empty line")]
     assert names("web.lst") == ["https://host/a.jpg"]
     for name in ("gone.csv", "odd.csv", "empty.txt"):
         assert names(name) == [name]
@@ -126,3 +141,8 @@ def test_4096_bytes_decide_whether_standard_input_is_an_image_or_a_list() -> Non
 
 def test_a_name_with_a_line_break_survives_print0() -> None:
     assert names("-", stdin=b"a\nb.jpg\0c.jpg\0") == ["a\nb.jpg", "c.jpg"]
+
+
+def test_a_line_that_is_too_long_is_no_path() -> None:
+    with pytest.raises(DataError, match="standard input has a line of more than 65,536"):
+        names("-", stdin=b"a.jpg\n" + b"x" * 70_000)

@@ -70,6 +70,7 @@ WRONG_VALUES: list[tuple[str, object, str]] = [
     ("transform.std", [0.5, 0.0, 0.5], "transform.std: "),
     ("transform.std", [1e-40, 0.5, 0.5], "transform.std: "),
     ("transform.fit", 7, "transform.fit: "),
+    ("transform.grey_range", [2.0, 1.0], "invalid grey range"),
     ("transform", ..., "missing required field `transform`"),
     ("classes", ["cat", "dog"], "lists 2 classes, but the head has 3"),
     ("classes", ["cat", "dog", "cat"], "a class name is empty or occurs twice"),

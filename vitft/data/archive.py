@@ -93,8 +93,6 @@ class _LimitedReader:
         return self.last
 
     def seek(self, place: int) -> None:
-        if place < self.tell():
-            raise ArchiveRefusedError("its headers overlap")
         self.check(place)
         self.file.seek(place)
 

@@ -112,16 +112,13 @@ def _reader_of(source: Path) -> Callable[[], _Read] | None:
 
 def _read_npz_arrays(path: Path) -> _Read:
     """Read the labelled images of an .npz file; labels are numbers, class names or one-hot."""
-    with path.open("rb") as stream:
-        file = np.load(stream, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise ValueError("it contains a single array instead of named arrays")
-        with zipfile.ZipFile(path) as archive:
-            check_expansion(sum(one.file_size for one in archive.infolist()), path.stat().st_size)
+    with zipfile.ZipFile(path) as archive:
+        check_expansion(sum(one.file_size for one in archive.infolist()), path.stat().st_size)
+    with np.load(path, allow_pickle=False) as file:
         by_case = {name.lower(): name for name in file.files}
         parts = []
         for (x, y), name in npz_subsets(file.files).items():
-            images, labels = (_npz_member(file, by_case[one], path) for one in (x, y))
+            images, labels = (file[by_case[one]] for one in (x, y))
             labels = labels.squeeze(tuple(i for i, n in enumerate(labels.shape) if i and n == 1))
             parts.append(_Part(name, _channels_last(images), labels))
         if not parts:
@@ -135,7 +132,7 @@ def _read_npz_arrays(path: Path) -> _Read:
             for one, other in (pair, pair[::-1])
             if one in by_case and other not in by_case
         )
-        names = [_npz_member(file, by_case[n], path) for n in _NPZ_CLASSES if n in by_case]
+        names = [file[by_case[n]] for n in _NPZ_CLASSES if n in by_case]
         classes = tuple(str(name) for array in names[:1] for name in array.ravel())
     several = False
     if all(p.labels.ndim == 2 and np.isin(p.labels, (0, 1)).all() for p in parts):
@@ -165,18 +162,6 @@ def npz_subsets(names: Iterable[str]) -> dict[tuple[str, str], str]:
     """Return the pairs of image and label arrays among `names` (lower case), with their subset."""
     present = {name.lower() for name in names}
     return {pair: name for pair, name in _NPZ_NAMES.items() if present.issuperset(pair)}
-
-
-def _npz_member(file: np.lib.npyio.NpzFile, name: str, path: Path) -> _Array:
-    try:
-        array: _Array = file[name]
-    except ValueError as error:
-        if "Object arrays" not in str(error):
-            raise
-        problem = "contains Python objects, which are not opened because they can run code"
-        fix = f"save it as numbers or text, e.g. numpy.array({name}.tolist())"
-        raise DataError(f"{path}: the array {name} {problem}", fix=fix) from error
-    return array
 
 
 def _channels_last(images: _Array) -> _Array:
@@ -311,7 +296,6 @@ PixelArray = np.ndarray[Any, np.dtype[np.uint8]]
 _MEMBER = re.compile(
     r"(?P<root>.+)/(?P<part>train|val|test|all)/[^/]+/(?P<number>\d{5,})\.bmp", re.S
 )
-_BELOW_NPZ = re.compile(r"(?P<root>[^\0]+?\.npz)/.*", re.S | re.I)
 _DEFAULT_ROOT = Path("data")  # folder for torchvision's datasets if `data.root` is empty
 
 
@@ -344,59 +328,31 @@ def _find(root: Path) -> _Arrays | None:
         return None  # the reason is reported when the folder is listed
 
 
-def _readable_arrays(path: str) -> _Arrays | None:
-    """Return the array dataset at a path, or None if there is none or it is damaged."""
-    with contextlib.suppress(DataError):
-        return _find(Path(path))
-    return None
-
-
 def no_image_reason(path: str) -> str:
     """Return why the path of an array dataset is not that of an image; empty for any other path."""
     is_archive = path.lower().endswith(".npz") and os.path.isfile(path)  # noqa: PTH113 - odd names
-    way = f"evaluate all with vitft evaluate --data {shell_quote(path)} --run RUN"
-    if path.startswith(TORCHVISION) and "/" not in path:
-        return f"a dataset, not an image: {way}"
     if not is_archive and not os.path.isdir(path):  # noqa: PTH112 - odd names
         return ""
-    arrays = _readable_arrays(path)
+    arrays = _find(Path(path))
     if arrays is None:
-        return "a NumPy archive without labelled images, not an image" if is_archive else ""
+        return ""
     rows = arrays[0].rows
     example = shell_quote(f"{path.rstrip('/')}/{rows[0].path}")
     number = count(len(rows), "image")
+    way = f"evaluate all with vitft evaluate --data {shell_quote(path)} --run RUN"
     return f"a dataset of {number}, not an image: name one, e.g. {example}, or {way}"
 
 
 def array_member(path: str) -> bytes | None:
     """Return the BMP bytes of the image with exactly this path, or None if there is none."""
-    found = _find_member(path)
-    if found is None or found[0] != path:
-        return None
-    _, part, number = found
-    return _encode_bmp(part.images[number])
-
-
-def wrong_member_reason(path: str) -> str:
-    """Return what is wrong with a path below an array dataset; empty for any other path."""
-    if found := _find_member(path):
-        right = shell_quote(found[0])
-        return f"not found: the path of image {found[2]}, with its class, is {right}"
-    match = _MEMBER.fullmatch(path) or _BELOW_NPZ.fullmatch(path)
-    if match is None or (arrays := _readable_arrays(match["root"])) is None:
-        return ""
-    return f"not found: name an image as in {match['root']}/{arrays[0].rows[0].path}"
-
-
-def _find_member(path: str) -> tuple[str, _Part, int] | None:
-    """Find the image of an array dataset that a path names by subset and index."""
     match = _MEMBER.fullmatch(path)
-    if match is None or (arrays := _readable_arrays(match["root"])) is None:
+    if match is None or (arrays := _find(Path(match["root"]))) is None:
         return None
     number, (images, parts) = int(match["number"]), arrays
     for part in parts:
-        if part.name == match["part"] and number < len(part.images):
-            return f"{match['root']}/{_path_of(part, images.classes, number)}", part, number
+        is_in = part.name == match["part"] and number < len(part.images)
+        if is_in and path == f"{match['root']}/{_path_of(part, images.classes, number)}":
+            return _encode_bmp(part.images[number])
     return None
 
 
@@ -437,7 +393,8 @@ def _read(source: str) -> _Read:
         raise
     except Exception as error:  # numpy, zipfile, zlib and tokenize have no common base
         problem = f"cannot read {source}: {' '.join(str(error).split())[:200]}"
-        fix = "download or copy the file again, or save the arrays without compression"
+        fix = "download or copy the file again, or save the arrays without compression, as numbers "
+        fix += "or text"
         raise DataError(problem, fix=fix) from error
 
 
@@ -502,13 +459,10 @@ def _check_part(part: _Part, where: str) -> None:
         problem = f"labels of shape {labels.shape} do not suit {len(images)} images"
         fix = "provide a class index, a class name or a row of zeros and ones for each image. For "
         fix += "probabilities, use the most probable class of each image: labels.argmax(axis=1)"
-    elif np.issubdtype(labels.dtype, np.floating) and (labels % 1).any():
-        example = labels[labels % 1 != 0][0]
-        problem = f"the labels are numbers such as {example:g}, but regression is not supported"
-        fix = "replace them with class indices, e.g. numpy.digitize(labels, limits)"
     elif not np.issubdtype(labels.dtype, np.integer):
-        problem = f"the labels have an unsupported dtype ({labels.dtype})"
-        fix = "provide class indices or names, e.g. labels.astype(int) or labels.astype(str)"
+        problem = f"labels of dtype {labels.dtype} are not supported"
+        fix = "provide class indices or names, e.g. labels.astype(int) or labels.astype(str). "
+        fix += "Replace measured values with class indices, e.g. numpy.digitize(labels, limits)"
     else:
         return
     raise DataError(f"{where}: {problem}", fix=fix)

@@ -48,7 +48,7 @@ from PIL import (
     _imaging,
 )
 
-from vitft.data.arrays import array_member, no_image_reason, wrong_member_reason
+from vitft.data.arrays import array_member, no_image_reason
 from vitft.data.image_table import Images, Row, pack
 from vitft.data.remote.copies import copy_member
 from vitft.data.signatures import FORMAT_BY_SUFFIX, SUPPORTED, identify_format
@@ -291,8 +291,6 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
             inside = array_member(name) if inside is None else inside
             if inside is not None:
                 return inside
-            if reason := wrong_member_reason(name):
-                raise ImageError(name, reason) from error
         reason = OPEN_ERRORS.get(error.errno, f"cannot be read: {describe_os_error(error)}")
         fix = "check the path" if error.errno == errno.ENOENT else "replace or remove the file"
         raise ImageError(name, reason, fix=fix) from error
@@ -330,17 +328,13 @@ def decode(
     else:
         decoder = _DECODERS[kind]
     convert = convert or (lambda image, lower: _to_rgb(image, grey_range, lower))
-    for _ in range(3):
-        _silence_pillow()
-        try:
-            return _decode_as(kind, decoder, convert, data, name, max_pixels)
-        except Image.DecompressionBombError as error:  # Pillow's own limit within a decoder
-            raise ImageError(name, "image too large: too many pixels in a frame or tile") from error
-        except DECODER_ERRORS as error:
-            raise ImageError(name, reason_for(error, kind, data)) from error
-        except Warning:  # another thread has just restored its own warning filters
-            continue
-    raise ImageError(name, f"damaged {kind}")
+    _silence_pillow()
+    try:
+        return _decode_as(kind, decoder, convert, data, name, max_pixels)
+    except Image.DecompressionBombError as error:  # Pillow's own limit within a decoder
+        raise ImageError(name, "image too large: too many pixels in a frame or tile") from error
+    except DECODER_ERRORS as error:
+        raise ImageError(name, reason_for(error, kind, data)) from error
 
 
 def _silence_pillow() -> None:
@@ -454,10 +448,7 @@ def _orientation_of(image: Image.Image) -> int | None:
 
 def _time_of(image: Image.Image) -> datetime | None:
     """Return when a photo was taken, if its EXIF data tell, on the clock of the camera."""
-    try:
-        taken = parse_time(str(image.getexif().get_ifd(_EXIF).get(_TIME_TAKEN, "")).strip("\0 "))
-    except DECODER_ERRORS:
-        return None
+    taken = parse_time(str(image.getexif().get_ifd(_EXIF).get(_TIME_TAKEN, "")).strip("\0 "))
     return taken and taken.replace(tzinfo=None)
 
 
@@ -653,6 +644,14 @@ class _Calls(Generic[Argument, _Mapped]):
         finally:
             self.active.discard(call)
 
+    def are_stalled(self) -> bool:
+        """Return whether calls are still in progress after `_STALLED_S`, or sooner if none are."""
+        for _ in range(100):
+            time.sleep(_STALLED_S / 100)  # at least once: a thread may be about to begin
+            if not self.active:
+                break
+        return bool(self.active)
+
 
 def in_order(
     function: Callable[[Argument], _Mapped],
@@ -694,11 +693,8 @@ def in_order(
             yield take()
     except KeyboardInterrupt:
         pool.shutdown(wait=False, cancel_futures=True)
-        is_stalled, end = True, time.monotonic() + _STALLED_S  # True if another signal arrives
-        time.sleep(_STALLED_S / 100)  # a thread may be about to begin
-        while calls.active and time.monotonic() < end:
-            time.sleep(_STALLED_S / 100)
-        is_stalled = bool(calls.active)
+        is_stalled = True  # if another signal arrives
+        is_stalled = calls.are_stalled()
         raise
     finally:
         pool.shutdown(wait=not is_stalled, cancel_futures=True)

@@ -12,7 +12,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -191,13 +191,9 @@ _MOST_WARNED = 3  # maximum number of misspelt paths for which a path is suggest
 
 def warn_of_misspelt(names: Iterable[str]) -> None:
     """Log, for the first paths that do not exist, the paths that were probably meant, if any."""
-    warned = 0
-    for name in names:
-        if near := _probably_meant(name):
-            log.warning(f"{visible(name)} not found: did you mean {visible(' or '.join(near))}?")
-            warned += 1
-        if warned == _MOST_WARNED:
-            return
+    found = ((name, near) for name in names if (near := _probably_meant(name)))
+    for name, near in islice(found, _MOST_WARNED):
+        log.warning(f"{visible(name)} not found: did you mean {visible(' or '.join(near))}?")
 
 
 def is_missing(name: str) -> bool:
@@ -231,10 +227,9 @@ def _probably_meant(name: str) -> list[str]:
     """Return the existing paths that a path of an image or folder probably meant, if missing."""
     if not name or os.path.lexists(name):
         return []
+    near, wants_file = list[Path](), bool(Path(name).suffix)
     with contextlib.suppress(OSError, ValueError):  # impossible names, closed folders
         near = near_paths(
             Path(name), lambda entry: entry.is_dir() or not is_surely_no_image(entry.name)
         )
-        wants_file = bool(Path(name).suffix)
-        return [str(path) for path in near if path.is_file() or not wants_file]
-    return []
+    return [str(path) for path in near if path.is_file() or not wants_file]

@@ -106,13 +106,10 @@ def mistaken_data(path: Path) -> tuple[str, str] | None:
 def _has_images(folder: Path, *, depth: int = 2) -> bool:
     """Return whether a folder, or the first in it (to `depth` levels), has a file named so."""
     first = None
-    try:
-        with os.scandir(folder) as entries:
-            for entry, _ in zip(entries, range(_MOST_ENTRIES), strict=False):
-                if suffix_of(entry.name) in FORMAT_BY_SUFFIX:
-                    return True
-                if first is None and not entry.name.startswith(".") and entry.is_dir():
-                    first = Path(entry.path)
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry, _ in zip(entries, range(_MOST_ENTRIES), strict=False):
+            if suffix_of(entry.name) in FORMAT_BY_SUFFIX:
+                return True
+            if first is None and not entry.name.startswith(".") and entry.is_dir():
+                first = Path(entry.path)
     return first is not None and depth > 0 and _has_images(first, depth=depth - 1)

@@ -480,8 +480,6 @@ def _check_enough(
     problem = "too few readable images" if not by_time else "too few images with other dates"
     problem += f" for training and validation in {len(lacking)} of "
     problem += f"{len(numbers)} classes: {listing(lacking)}"
-    if folder.layout == "classes" and any(folder.column("group")):
-        problem += " (all images of a group must be on the same side of the split)"
     if folder.bad:
         examples = "; ".join(f"{path}: {reason}" for path, reason in folder.bad[:2])
         problem += f", {count(len(folder.bad), 'file')} could not be read ({examples})"

@@ -178,8 +178,6 @@ class TableReader:
                     for name in inner:  # its fields become `outer.inner`
                         fields |= {f"{name}.{key}": v for key, v in fields.pop(name).items()}
                     found.append((self.line, fields))
-        except UnicodeError as error:
-            raise self.error(NOT_UTF_16) from error
         except ValueError as error:
             reason, column = getattr(error, "msg", str(error)), getattr(error, "colno", 1)
             problem = f"the text is not valid JSON ({reason})"

@@ -177,8 +177,6 @@ def _status_line(answer: http.client.HTTPResponse) -> str:
 
 def _failure(error: Exception) -> str:
     """Return a short description of a connection failure, without Python class names."""
-    if isinstance(error, TimeoutError):
-        return "no response in time"
     text = describe_os_error(error) if isinstance(error, OSError) and str(error) else str(error)
     return redacted(" ".join(text.split()))[:120] or "the connection was closed"
 
@@ -188,8 +186,6 @@ def _connection_to(
 ) -> tuple["_DeadlineConnection", str, dict[str, str]]:
     """Return a connection for an address, what to ask it for, and headers for a proxy."""
     host, is_tls = parts.hostname or "", parts.scheme == "https"
-    if not host:
-        raise ValueError("the address has no host")
     port = parts.port or (443 if is_tls else 80)
     kind = _DeadlineTLSConnection if is_tls else _DeadlineConnection
     netloc = parts.netloc.rpartition("@")[2]
@@ -314,8 +310,6 @@ def _file_size(path: Path) -> int:
 def _attempt_web(url: str, part: Path, limits: DownloadLimits) -> None:
     known = _read_version(part, url)
     start = _file_size(part) if known else 0
-    if known and start == known.size:
-        return
     headers = {"Accept-Encoding": "identity"}
     if known and start:
         headers |= {"Range": f"bytes={start}-", "If-Range": known.validator}

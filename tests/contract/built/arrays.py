@@ -174,8 +174,8 @@ def one_class(folder: Path) -> None:
 
 def idx(folder: Path) -> None:
     """Write the four files of MNIST, with 14 and 6 grey images of two classes."""
-    root = folder / "mnist"
-    root.mkdir()
+    root = folder / "data" / "MNIST" / "raw"
+    root.mkdir(parents=True)
     for stem, images in (("train", 14), ("t10k", 6)):
         pixels, labels = coloured(images)[..., 0], (np.arange(images) % 2).astype(np.uint8)
         head = struct.pack(">IIII", 0x803, images, 16, 16)
@@ -186,18 +186,18 @@ def idx(folder: Path) -> None:
 
 def idx_without_labels(folder: Path) -> None:
     idx(folder)
-    (folder / "mnist" / "train-labels-idx1-ubyte").unlink()
+    (folder / "data" / "MNIST" / "raw" / "train-labels-idx1-ubyte").unlink()
 
 
 def idx_truncated(folder: Path) -> None:
     idx(folder)
-    path = folder / "mnist" / "train-images-idx3-ubyte"
+    path = folder / "data" / "MNIST" / "raw" / "train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-100])
 
 
 def idx_signed(folder: Path) -> None:
     idx(folder)
-    path = folder / "mnist" / "train-labels-idx1-ubyte"
+    path = folder / "data" / "MNIST" / "raw" / "train-labels-idx1-ubyte"
     path.write_bytes(b"\0\0\x09" + path.read_bytes()[3:])
 
 

@@ -57,15 +57,15 @@ def tiff(
     return head + struct.pack(f"{order}IH", 8, len(tags)) + entries + bytes(4) + body
 
 
-def png(samples: Samples) -> bytes:
-    """Return a 16-bit PNG file: grey, grey with alpha, RGB or RGB with alpha."""
+def png(samples: Samples, *chunks: tuple[bytes, bytes]) -> bytes:
+    """Return a 16-bit PNG file: grey or RGB, each also with alpha, and with further chunks."""
     height, width, channels = samples.shape
     head = struct.pack(">IIBBBBB", width, height, 16, {1: 0, 2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples)
-    chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    every = [(b"IHDR", head), *chunks, (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
+        for kind, data in every
     )
 
 

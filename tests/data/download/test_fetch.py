@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
+import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.data.download.test_archive import plain, tar_bytes, zip_bytes
 from tests.support.pictures import encoded, scene
 from tests.support.serving import QuietHandler, loopback
-from vitft.cli.main import build_parser
+from vitft.cli.main import main
 from vitft.data import DownloadLimits, fetch_folder, fetch_to_part, scan
 from vitft.system import DataError, LockedError
 
@@ -101,12 +103,19 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_an_archive_becomes_a_folder_and_its_digest_is_recorded(site: Site, tmp_path: Path) -> None:
-    fetched = fetch_folder(site.url, tmp_path / "mine", limits=QUICK)
+def test_an_archive_becomes_a_folder_and_its_digest_is_recorded(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    options = ["--url", site.url, "--out", str(folder), "--allow-private-addresses"]
 
-    assert fetched.root == tmp_path / "mine"
-    assert scan(fetched.root).classes == ("cat", "dog")
-    assert (fetched.root / "README").read_bytes() == NOISE
+    assert main(["data", "fetch", *options]) == 0
+
+    printed = capsys.readouterr()
+    assert printed.out == f"{folder}: 4 images in 2 classes\n"
+    assert f"Next       vitft finetune --data {folder} --weights NAME\n" in printed.err
+    assert scan(folder).classes == ("cat", "dog")
+    assert (folder / "README").read_bytes() == NOISE
     assert names(tmp_path) == ["mine", "mine.sha256"]
     digest = hashlib.sha256(site.files["/set.tar.gz"]).hexdigest()
     assert (tmp_path / "mine.sha256").read_text() == f"{digest}  {site.url}\n"
@@ -236,6 +245,51 @@ def test_an_image_folder_among_other_files_is_found(site: Site, tmp_path: Path) 
     assert (tmp_path / "set" / "README").exists()
 
 
+class Store(MemoryFileSystem):  # type: ignore[misc]
+    """An object store whose second range of bytes is lost, and all of the file `closed`."""
+
+    protocol = "lossy"
+    asked: ClassVar[list[int]]
+
+    def info(self, path: str, **options: object) -> dict[str, object]:
+        return {**super().info(path, **options), "ETag": "one"}
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        self.asked.append(start or 0)
+        if path.endswith("closed"):
+            raise PermissionError("no access")
+        if len(self.asked) == 2:
+            raise OSError("connection lost")
+        return bytes(super().cat_file(path, start=start, end=end))
+
+
+def test_files_of_object_stores_are_resumed(tmp_path: Path) -> None:
+    fsspec.register_implementation("lossy", Store)
+    Store.asked = []
+    piece = 2**22
+    content = bytes(piece) + b"the rest"
+    for name in ("file", "closed"):
+        Store().pipe_file(f"lossy://{name}", content)
+
+    fetch_to_part("lossy://file", tmp_path / "x.part", limits=QUICK)
+
+    assert (tmp_path / "x.part").read_bytes() == content
+    assert Store.asked == [0, piece, piece]
+    for name, reason in (("missing", "the file does not exist"), ("closed", "no access")):
+        with pytest.raises(DataError, match=f"cannot fetch lossy://{name}: {reason}"):
+            fetch_to_part(f"lossy://{name}", tmp_path / "y.part", limits=QUICK)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_file_beyond_the_limit_is_not_fetched(
+    site: Site, tmp_path: Path, *, is_told: bool
+) -> None:
+    site.faults = [] if is_told else ["no length"]
+
+    with pytest.raises(DataError, match=r"is larger than 0\.0001 GB"):
+        fetch_to_part(site.url, tmp_path / "x.part", limits=replace(QUICK, max_bytes=100_000))
+
+
 def test_two_processes_do_not_fetch_to_the_same_place(site: Site, tmp_path: Path) -> None:
     fcntl = pytest.importorskip("fcntl")
     with (tmp_path / ".set.lock").open("w") as lock:
@@ -243,12 +297,6 @@ def test_two_processes_do_not_fetch_to_the_same_place(site: Site, tmp_path: Path
 
         with pytest.raises(LockedError, match="another process is fetching"):
             fetch_folder(site.url, tmp_path / "set", limits=QUICK)
-
-
-def command(*words: str) -> int:
-    args = build_parser().parse_args(["data", "fetch", "--allow-private-addresses", *words])
-    code: int = args.command(args)
-    return code
 
 
 def test_passwords_are_kept_in_no_file(site: Site, tmp_path: Path) -> None:

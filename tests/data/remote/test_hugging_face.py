@@ -1,6 +1,8 @@
 """Hugging Face datasets through the library `datasets`: the same data as their folder."""
 
+import math
 import tarfile
+from datetime import date
 from pathlib import Path
 from typing import IO, Any
 
@@ -67,6 +69,16 @@ def test_rows_are_named_by_split_and_number(tmp_path: Path) -> None:
     assert read_bytes(f"{folder.root}/{first.path}") == (images / "blue/000.png").read_bytes()
 
 
+def test_images_outside_the_rows_are_read_from_their_files(tmp_path: Path) -> None:
+    images = draw_folder(tmp_path / "data", per_class=4)
+
+    folder = scanned(f"hf:{images}")
+
+    assert folder.classes == ("blue", "green", "red")
+    found = {read_bytes(f"{folder.root}/{file.path}") for file in folder.rows}
+    assert found == {path.read_bytes() for path in images.rglob("*.png")}
+
+
 def test_splits_divide_the_data_or_one_is_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,15 +108,23 @@ def test_columns_are_used_like_those_of_a_table(tmp_path: Path) -> None:
     images = draw_folder(tmp_path / "data", per_class=4)
     several = [["a", "b"] if i % 2 else ["a"] for i in range(12)]
     parquet = write_parquet(
-        tmp_path / "parquet", images, kind=["x", "y"] * 6, patient=[1, 2, 3] * 4, tags=several
+        tmp_path / "parquet",
+        images,
+        kind=["x", "y"] * 6,
+        patient=[1, 2, 3] * 4,
+        tags=several,
+        score=[math.nan, 1.5] * 6,
+        day=[date(2026, 1, 1), date(2026, 1, 2)] * 6,
     )
 
     kind = scanned(f"hf:{parquet}", label="kind")
     tags = scanned(f"hf:{parquet}", label="tags")
+    day = scanned(f"hf:{parquet}", label="day")
 
     assert kind.classes == ("x", "y")
     assert {file.group for file in kind.rows} == {"1", "2", "3"}
     assert tags.labels == ("a", "b")
+    assert day.classes == ("2026-01-01", "2026-01-02")
     with pytest.raises(DataError, match=r"no column named lable \(data.label\)") as error:
         scanned(f"hf:{parquet}", label="lable")
     assert error.value.problem.startswith(f"hf:{parquet}")

@@ -51,6 +51,13 @@ class Command:
         return os.mkdir, (str(self.path),)
 
 
+def test_a_copy_without_its_description_has_no_images(copied: Path) -> None:
+    (copied / "source.json").write_text("{}")
+
+    with pytest.raises(ImageError, match="not found"):
+        read_bytes(f"{copied}/part-00.tar/0.jpg")
+
+
 def test_positions_that_are_a_pickle_are_not_read(copied: Path, tmp_path: Path) -> None:
     (copied / "members.npy").write_bytes(pickle.dumps(Command(tmp_path / "executed")))
 

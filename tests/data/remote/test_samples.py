@@ -12,7 +12,7 @@ from tests.data.download.test_archive import plain, tar_bytes
 from tests.support.pictures import encoded, scene
 from tests.support.shards import json_text, shard, write_shards
 from vitft.config import DataSpec
-from vitft.data import Images, measure_grey_range, prepare_data, read_bytes, scan
+from vitft.data import Images, measure_grey_range, prepare_data, read_bytes, scan, sources
 from vitft.system import DataError, ImageError
 
 PICTURES = [encoded(scene(i, (32, 32))) for i in range(4)]
@@ -78,6 +78,19 @@ def test_one_of_several_images_of_a_sample_is_chosen(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no path column. Columns found: jpg, mask\.png") as error:
         scanned(write_shards(tmp_path / "two", [shard(two)]))
     assert "data.path_column=NAME" in error.value.fix
+    with pytest.raises(DataError, match=r"each sample has several images \(jpg, mask\.png"):
+        list(sources([write_shards(tmp_path / "two", [shard(two)])]))
+
+
+def test_members_that_are_not_used_are_counted(tmp_path: Path) -> None:
+    samples = {f"k{i}": {"jpg": PICTURES[i], "cls": b"ab"[i : i + 1]} for i in range(2)}
+    samples |= {"k2": {"cls": b"a"}, "k3": {"npy": b"x"}, ".k4": {"jpg": b"x"}}
+
+    folder = scanned(write_shards(tmp_path / "s", [shard(samples)]))
+
+    assert len(folder.rows) == 2
+    assert "not used: 1 sample without an image" in folder.notes
+    assert any("1 .npy" in note for note in folder.notes)
 
 
 WHOLE = shard({f"k{i}": {"jpg": data, "cls": b"cat"} for i, data in enumerate(PICTURES)})

@@ -505,15 +505,13 @@ def _make_copy(place: Place, limits: DownloadLimits) -> None:
 def _is_complete(place: Place, shards: Sequence[tuple[str, str]]) -> bool:
     """Return whether a copy has all shards, and none has changed since it was indexed."""
     copy = _read_copy(place.folder)
-    try:
-        if copy is None or not all(s.matches((place.folder / s.file).stat()) for s in copy.shards):
-            return False
-    except OSError:  # a shard was removed
-        return False
-    if place.kind == "hf":  # no list of shards
-        name = place.hub_name()[0]
-        return not os.path.exists(name) or copy.version == _local_version(name)  # noqa: PTH110
-    return [file.name for file in copy.shards] == [name for name, _ in shards]
+    with contextlib.suppress(OSError):  # a shard was removed
+        if copy and all(s.matches((place.folder / s.file).stat()) for s in copy.shards):
+            if place.kind == "wds":
+                return [file.name for file in copy.shards] == [name for name, _ in shards]
+            name = place.hub_name()[0]
+            return not os.path.exists(name) or copy.version == _local_version(name)  # noqa: PTH110
+    return False
 
 
 def _ready_shards(
@@ -631,19 +629,15 @@ def _chosen_splits(
     place: Place, name: str, chosen: str, names: list[str]
 ) -> tuple[list[str], list[str]]:
     """Return the splits to copy, and notes on the others."""
-    found = f"Splits found: {listing(names)}"
-    if chosen and chosen not in names:
-        problem = f"{place.text}: there is no split {chosen}. {found}"
-        raise DataError(problem, fix="use one of these splits")
-    if chosen or len(names) == 1:
-        return [chosen or names[0]], []
-    known = [one for one in names if part_named(one)]
-    if not known:
-        problem = f"none of the splits is named train, validation or test. {found}"
-        fix = f"choose one of them, e.g. hf:{name}:{names[0]}"
-        raise DataError(f"{place.text}: {problem}", fix=fix)
-    others = [one for one in names if one not in known]
-    return known, [f"not used: the splits {listing(others)}"] if others else []
+    if len(names) == 1 and not chosen:
+        return names, []
+    used = [one for one in names if (one == chosen if chosen else part_named(one))]
+    if not used:
+        wanted = chosen or "named train, validation or test"
+        problem = f"{place.text}: there is no split {wanted}. Splits found: {listing(names)}"
+        raise DataError(problem, fix=f"choose one of them, e.g. hf:{name}:{names[0]}")
+    others = [] if chosen else [one for one in names if one not in used]
+    return used, [f"not used: the splits {listing(others)}"] if others else []
 
 
 def _copy_split(
@@ -654,8 +648,6 @@ def _copy_split(
 
     state = progress["splits"].setdefault(split, {"shards": [], "stream": None, "done": False})
     shards: list[str] = state["shards"]
-    if state["done"]:
-        return shards
     stream = datasets.load_dataset(**options, split=split, streaming=True)
     features: Mapping[str, Any] = stream.features or {}
     images = _image_columns(features)
