@@ -4,6 +4,7 @@ import argparse
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,14 +118,14 @@ def _find_images(source: Path, run: Path, args: argparse.Namespace, spec: DataSp
     others = {
         option: with_group_by(DataSpec(), value, option).group
         for option, value in given.items()
-        if value not in (None, "none")
+        if value is not None
     }
-    options: Any = {"subset": args.subset, "others": {k: v for k, v in others.items() if v}}
+    find = partial(find_labelled, source, subset=args.subset, others=others)
     column = not spec.group and group_column(run)
     if column and is_table(source):
         with contextlib.suppress(DataError):  # perhaps there is no such column here
-            return find_labelled(source, spec=replace(spec, group=column), **options)
-    return find_labelled(source, spec=spec, **options)
+            return find(spec=replace(spec, group=column))
+    return find(spec=spec)
 
 
 def _values_by_path(data: "Images", column: str) -> dict[str, str]:

@@ -380,7 +380,8 @@ class _Table:
         self.roles = self.find_columns()
         """Index of the column of each role; split, group and several labels may be missing."""
         self.labels = self.label_columns()
-        self.others = {option: self.column_named(name, "") for option, name in others.items()}
+        asked = {option: name for option, name in others.items() if name not in ("", "none")}
+        self.others = {option: self.column_named(name, "") for option, name in asked.items()}
         """Index of the column that each option asks for."""
         self.by_path = dict[str, _Line]()  # first line of each image
         self.listed = list[_Line]()  # lines that do not repeat an earlier one

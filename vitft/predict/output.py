@@ -132,10 +132,6 @@ _JobOptions = Mapping[str, object]  # what decides the rows of a job besides its
 Combine = Callable[[Iterator[Prediction]], Iterator[Prediction]]
 
 
-_UNWRITTEN: _JobOptions = {"--group-by": ""}
-"""Options that earlier versions did not have, as they were."""
-
-
 def part_path(out: Path, shard: ProcessShard) -> Path:
     """Return the path of the unfinished file to which a process writes its rows."""
     tail = "" if shard.world == 1 else f"-{shard.rank}-of-{shard.world}"
@@ -197,7 +193,7 @@ def check_options(path: Path, options: _JobOptions) -> int:
     if not line.endswith(b"\n"):
         return 0
     try:
-        before = {**_UNWRITTEN, **json.loads(line)}
+        before = json.loads(line)
         changed = [
             (key, str(before[key]) or "none", str(now) or "none")
             for key, now in options.items()

@@ -51,8 +51,8 @@ def interrupted(folder: Path) -> None:
         assert run(["predict", "new", "--run", "R", "--out", "rows.csv"])[0] == 6
 
 
-def begun_earlier(folder: Path) -> None:
-    """Write what `interrupted` writes, as a version without `--group-by` would."""
+def begun_without_groups(folder: Path) -> None:
+    """Write what `interrupted` writes, without the option `--group-by`."""
     interrupted(folder)
     part = folder / "rows.csv.part"
     text = part.read_text()

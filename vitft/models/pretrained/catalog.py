@@ -591,7 +591,6 @@ def _parse_prefixed_name(name: str) -> CatalogEntry | None:
 def check_weight_file(path: Path, *, allow_pickle: bool | None = True) -> Path:
     """Return `path`, a FILE or FILE#NAME, or raise WeightsError if it is not a supported file."""
     file, _ = file_and_part(path)
-    can_allow = allow_pickle is not None
     if not file.is_file():
         raise WeightsError(
             f"{file} is not a regular file" if file.exists() else f"weights not found: {file}",
@@ -611,8 +610,7 @@ def check_weight_file(path: Path, *, allow_pickle: bool | None = True) -> Path:
         suffix = f"the suffix {file.suffix}" if file.suffix else "no suffix"
         raise WeightsError(
             f"{file} is not a weight file: it has {suffix}",
-            fix="use a .safetensors file, or a .npz file in Google's format"
-            + ", or a .pth, .pt or .bin file with --allow-pickle" * can_allow,
+            fix="use a .safetensors, .pth, .pt or .bin file, or a .npz file in Google's format",
         )
     if kind != "pickle" or allow_pickle:
         return path
@@ -620,15 +618,11 @@ def check_weight_file(path: Path, *, allow_pickle: bool | None = True) -> Path:
         content = looks_like(opened.read(64))
     if content.startswith("looks like"):
         raise WeightsError(f"{path} is not a weight file: it {content}", fix="use another file")
-    raise WeightsError(
-        f"{path} is a Python pickle, which can contain code",
-        fix="use a .safetensors file"
-        + (
-            ", or add --allow-pickle (in Python: allow_pickle=True), which reads only tensors and "
-            "runs no code"
-        )
-        * can_allow,
-    )
+    fix = "use a .safetensors file"
+    if allow_pickle is not None:
+        fix += ", or add --allow-pickle (in Python: allow_pickle=True), which reads only tensors "
+        fix += "and runs no code"
+    raise WeightsError(f"{path} is a Python pickle, which can contain code", fix=fix)
 
 
 def is_timm(found: CatalogEntry | Path) -> bool:
