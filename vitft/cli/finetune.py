@@ -269,8 +269,8 @@ def _print_dry_run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plan_resume(args: argparse.Namespace) -> tuple[Config | None, "Images", Path]:
-    """Return the settings (None if it is finished), images and directory of a run to resume."""
+def _plan_resume(args: argparse.Namespace) -> tuple[Config | None, "Images | None", Path]:
+    """Return the settings and images of a run to resume (None if it is finished), and its path."""
     from vitft.training.checks import check_resume
 
     for option, value in (("--out", args.out), ("--recipe", args.recipe)):

@@ -168,8 +168,8 @@ def _with_weights(config: Config, *, images: int) -> Config:
 
 def check_resume(
     path: Path, named: Iterable[tuple[str, Any]], typed: Mapping[str, str] | None = None
-) -> tuple[Config | None, Images, Path]:
-    """Return the settings of a run to resume (None if it has finished), its images and directory.
+) -> tuple[Config | None, Images | None, Path]:
+    """Return the settings and images of a run to resume (None if it has finished), and its path.
 
     `named` maps the dotted names of the settings given on resuming to their values, and `typed`
     to what the user typed for them, such as `--lr` (default: the dotted name).
@@ -206,7 +206,8 @@ def check_resume(
             f"{only * ('optim.epochs' in refused)}",
         )
     environment = read_environment(path / "environment.json")
-    status = environment["status"] if environment else None
+    if environment and environment["status"] == "finished" and not extended:
+        return None, None, path
     config = config_from_table(after)
     if not config.data.path:  # an empty path would mean the current folder
         raise damaged_file(path / "config.toml", "data.path is missing")
@@ -215,7 +216,7 @@ def check_resume(
     folder = assign_parts(scan(data, config.data), config.data.val_from)
     if config.data.like:
         check_is_run(config.data.like, name="like")
-    return (None if status == "finished" and not extended else config), folder, path
+    return config, folder, path
 
 
 def _changed_settings(
