@@ -5,7 +5,9 @@ from pathlib import Path
 
 from vitft.cli import output
 from vitft.cli.parser import Command
-from vitft.system.errors import RunError, UsageError
+from vitft.predict.output import check_output
+from vitft.predict.request import ProcessShard
+from vitft.system.errors import UsageError
 from vitft.system.rundir import plan_run
 
 
@@ -46,11 +48,5 @@ def new_page(name: str, also: str = "") -> Path:
             f"invalid --out {name}: a page is an HTML file",
             fix=f"use a name that ends with .html{figure}",
         )
-    if path.exists():
-        raise RunError(f"{path} already exists", fix="choose another file with --out")
-    if not path.parent.is_dir():
-        raise RunError(
-            f"folder {path.parent} does not exist",
-            fix="create it, or choose another file with --out",
-        )
+    check_output(path, ProcessShard(), resume=False)
     return path
