@@ -12,7 +12,6 @@ from vitft.cli.parser import Command
 from vitft.cli.table_settings import TABLE_SETTINGS, with_table_settings
 from vitft.config.run import Config, setting_words
 from vitft.config.sections import DataSpec
-from vitft.data.arrays import find_arrays
 from vitft.data.fixes import (
     UNDECIDED,
     is_leak,
@@ -21,7 +20,6 @@ from vitft.data.fixes import (
     subset_names,
     write_fixes,
 )
-from vitft.data.mistaken import check_is_folder
 from vitft.data.remote.copies import prepare_data
 from vitft.data.table import is_table
 from vitft.data.transforms import describe_view
@@ -73,8 +71,6 @@ def _check_command(args: argparse.Namespace) -> int:
     config, split = read_run_settings(args.run) if args.run else (Config(), None)
     spec = with_table_settings(config.data, args.set)
     data = prepare_data(args.data, spec)
-    if find_arrays(data) is None and not is_table(data):
-        check_is_folder(data)
     out = Path(args.out).expanduser()
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file, not a folder", fix="choose a folder with --out DIR")
