@@ -24,7 +24,7 @@ from vitft.models import (
     save_checkpoint,
 )
 from vitft.predict import Predictor
-from vitft.system import RunError, StructureError, structured
+from vitft.system import RunError, StructureError, UsageError, structured
 from vitft.training import BestWeights
 
 SMALL = TimmConfig(timm="test_resnet", image_size=(32, 32), num_classes=3)
@@ -115,6 +115,11 @@ def test_an_earlier_run_is_weights_for_the_next(tmp_path: Path) -> None:
     assert again.config.num_classes == 7
     assert not again(PIXELS).any()
     assert report.provenance["from"] == "timm:test"
+    kept, report = load_backbone(path, num_classes=3, classes=("a", "b", "c"))
+    assert torch.equal(kept(PIXELS), model(PIXELS))
+    assert report.head == "kept"
+    with pytest.raises(UsageError, match="fine-tuned at 32 pixels, and this size cannot be"):
+        load_backbone(path, num_classes=3, image_size=64)
 
 
 @pytest.mark.parametrize(

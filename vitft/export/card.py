@@ -78,6 +78,7 @@ def _limits_of(trained: TrainedRun, names: Sequence[str]) -> dict[str, Any]:
 CONFUSION_FILE, EXAMPLES_FILE = "confusion.png", "examples.jpg"
 _MOST_LABELLED = 40  # maximum number of classes for which the matrix shows names and numbers
 _MOST_DRAWN = 1000  # maximum number of classes for which a matrix is drawn
+_MOST_LETTERS = 18  # maximum length of a class name, of which the picture shows the first letters
 CELL, NAME_WIDTH, FONT_PX = 44, 150, 14
 """Side of a numbered cell, width of the class names and font size, in pixels."""
 RIGHT, WRONG, INK, PAPER = (11, 110, 79), (190, 60, 30), (30, 30, 30), (255, 255, 255)
@@ -109,9 +110,7 @@ def _confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
                 canvas.text(place, str(number), ink, font, anchor="mm")
     # The names are beside the rows and, rotated to read upwards, above the columns.
     for i, name in enumerate(classes if is_named else ()):
-        text = name if name.isascii() and name.isprintable() else f"class {i}"
-        while font.getlength(text) > NAME_WIDTH - 12:
-            text = text.removesuffix("...")[:-1] + "..."
+        text = name[:_MOST_LETTERS] if name.isascii() and name.isprintable() else f"class {i}"
         label = Image.new("RGB", (NAME_WIDTH - 8, CELL), PAPER)
         above = label.copy()
         ImageDraw.Draw(label).text((label.width, CELL / 2), text, INK, font, anchor="rm")
@@ -125,11 +124,10 @@ def _confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
 
 def _write_examples(trained: TrainedRun, path: Path) -> list[str]:
     """Write a JPEG grid of one validation image per class, if any; return their names in order."""
-    if trained.card.thresholds:
-        return []
     found: dict[int, Image.Image] = {}
     classes, side = trained.card.classes, (EXAMPLE_SIDE, EXAMPLE_SIDE)
-    for sample in trained.unchanged_images(20 * len(classes)):
+    samples = () if trained.card.thresholds else trained.unchanged_images(20 * len(classes))
+    for sample in samples:
         if (label := int(sample.label)) not in found:
             found[label] = ImageOps.fit(sample.image, side, Image.Resampling.LANCZOS)
         if len(found) == min(MOST_EXAMPLES, len(classes)):

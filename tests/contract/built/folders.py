@@ -64,6 +64,14 @@ def two_labels(folder: Path) -> None:
     shutil.copyfile(root / "cat" / "0.jpg", root / "dog" / "copy.jpg")
 
 
+def two_sizes(folder: Path) -> None:
+    """Draw images of 16 and of 24 pixels."""
+    for name in ("cat", "dog"):
+        for number in range(8):
+            side = 16 + 8 * (number % 2)
+            draw(folder / "p" / name / f"{number}.jpg", side, side)
+
+
 def one_test_image(folder: Path) -> None:
     """Copy a training image to both classes of the test part."""
     for name in ("cat", "dog"):

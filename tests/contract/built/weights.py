@@ -314,6 +314,15 @@ def unfit(folder: Path) -> None:
     (folder / "empty.npz").write_bytes(b"")
 
 
+def other_pooling(folder: Path) -> None:
+    """Write w, a model with a head for a pooling that vitft's own model lacks."""
+    (folder / "w").mkdir()
+    save_file(state(), folder / "w" / "model.safetensors")
+    config = {"architecture": "vit_tiny_patch16_224", "global_pool": "avgmax"}
+    config |= {"pretrained_cfg": {}, "model_args": {"num_heads": 1}}
+    (folder / "w" / "config.json").write_text(json.dumps(config))
+
+
 def deep(folder: Path) -> None:
     """Write deep.safetensors, a model of eight blocks."""
     save_file(VisionTransformer(replace(CONFIG, depth=8)).state_dict(), folder / "deep.safetensors")

@@ -35,6 +35,8 @@ def test_an_old_jx_file_keeps_its_pre_logits_or_drops_them(tmp_path: Path, image
 
     kept, first = load_pretrained(file, allow_pickle=True, pre_logits="keep")
     dropped, second = load_pretrained(file, allow_pickle=True, num_classes=5)
+    with pytest.raises(WeightsError, match="works only with its pre_logits layer"):
+        load_pretrained(file, allow_pickle=True, pre_logits="drop")
 
     reference = VisionTransformer(config).eval()
     reference.load_state_dict(state)

@@ -210,19 +210,17 @@ class ExportComparison:
         """Return the comparison of one export with the original; `units` are the images' groups."""
 
         def predicted(logits: NumericArray) -> NumericArray:
-            """The predicted classes (n,) or, given thresholds, the predicted label flags (n, C)."""
+            """The predicted classes (n, 1) or, given thresholds, predicted label flags (n, C)."""
             if not thresholds:
-                return np.asarray(logits.argmax(axis=1))
+                return np.asarray(logits.argmax(axis=1, keepdims=True))
             return np.asarray(logits >= logit_of(np.asarray(thresholds)))
 
         def same(one: NumericArray, other: NumericArray) -> Flags:
-            return np.asarray((one == other).reshape(len(one), -1).all(axis=1))
+            return np.asarray((one == other).all(axis=1))
 
         before, after = np.concatenate(original[0]), np.concatenate(export[0])  # (n, C)
-        truth = np.array(labels)
-        is_noise = truth.ndim == 1 and bool((truth < 0).any())
-        if thresholds and truth.ndim == 1:  # a multi-label model, but noise images
-            truth = truth[:, None]
+        truth = np.array(labels).reshape(len(labels), -1)
+        is_noise = bool((truth < 0).any())
         right = [same(predicted(logits), truth) for logits in (before, after)]
         groups = np.unique(units, return_inverse=True)[1] if units else None
         difference = moved = float("inf")

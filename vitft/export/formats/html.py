@@ -167,8 +167,6 @@ def _read_tensors(described: Sequence[Mapping[str, Any]], data: bytes) -> dict[s
         values = read(_DTYPES[tensor["type"]], size).astype(np.float32)
         whole = values.reshape(-1, block) * scales if block else values
         tensors[tensor["name"]] = whole.reshape(tensor["shape"])
-    if at != len(data):
-        raise ValueError(f"found {len(data)} bytes of weights instead of {at}")
     return tensors
 
 
@@ -293,17 +291,12 @@ def _choose_precision(
         return 16, f"16-bit weights, because {few}"
     moved, error = row.moved, row.difference / max(1.0, row.largest)
     measured = few_images_accuracy(row.images, [right / row.images for right in row.correct])
-    if row.changed:
-        why = f"{count(row.changed, 'prediction')} would change"
-    elif moved > _MAX_CHANGE:
-        why = f"probabilities would change by up to {moved:.3g}, and the limit is {_MAX_CHANGE:g}"
-    elif error > _MAX_ERROR_ROUNDED / 2:
-        limit = f"the limit is {percent(_MAX_ERROR_ROUNDED / 2)}"
-        why = f"logits would change by up to {percent(error)} of the largest one, and {limit}"
-    else:
-        text = f"no prediction changes, and probabilities change by up to {moved:.3g}"
-        return 8, f"8-bit weights: {text} {measured}"
-    return 16, f"16-bit weights: with 8 bits, {why} {measured}"
+    if row.changed or moved > _MAX_CHANGE or error > _MAX_ERROR_ROUNDED / 2:
+        changes = f"probabilities by up to {moved:.3g} and logits by up to {percent(error)}"
+        few = count(row.changed, "prediction")
+        return 16, f"16-bit weights: with 8 bits, {few} would change, {changes} {measured}"
+    text = f"no prediction changes, and probabilities change by up to {moved:.3g}"
+    return 8, f"8-bit weights: {text} {measured}"
 
 
 # contents of the page ----------------------------------------------------------------------------

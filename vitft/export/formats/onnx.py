@@ -717,15 +717,11 @@ class TransformersJsFormat(ExportFormat):
                 "it is a multi-label model, and the image-classification pipeline of "
                 "transformers.js would apply a softmax to its logits"
             )
+        if _parameter_bytes(self.trained) > _MAX_INLINE_BYTES:
+            return "transformers.js reads a graph from one file of up to 2 GB"
         return _resize_obstacle(self.card)
 
     def write(self, folder: Path) -> None:
-        if _parameter_bytes(self.trained) > _MAX_INLINE_BYTES:
-            raise RunError(
-                "the model is too large for transformers.js, which reads a graph from one file of "
-                "up to 2 GB",
-                fix="use --onnx",
-            )
         config = {"model_type": "vit", "architectures": ["ViTForImageClassification"]}
         write_json(folder / "config.json", config | labels_of(self.card))
         write_json(folder / "preprocessor_config.json", dict(_PROCESSOR_SETTINGS))

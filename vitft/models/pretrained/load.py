@@ -39,6 +39,7 @@ from vitft.models.pretrained.weights import (
     UNSTATED,
     descended,
     open_pretrained,
+    weights_errors,
 )
 from vitft.models.timm_model import Model, TimmModel, untrained
 from vitft.models.vit import VisionTransformer
@@ -385,12 +386,7 @@ def _target_config(
         changes["registers"] = source.registers + source.distilled
     if image_size is not None:
         changes["image_size"] = as_pair(image_size)
-    if (pool := changes.get("pool", source.pool)) != source.pool:
-        if pool == "map":
-            raise UsageError(
-                "pool=map needs weights with attention pooling, as in SigLIP, but these have none",
-                fix="use pool=cls or pool=mean, or other weights",
-            )
+    if changes.get("pool", source.pool) != source.pool:
         changes |= {"norm_before_pool": False, "pool_heads": 0}
     return replace(source, **changes)
 
@@ -612,11 +608,9 @@ def _reload_timm(
     classes: Sequence[str] = (),
 ) -> tuple[TimmModel, LoadReport]:
     """Return the timm model of a checkpoint, with its head if it is for `classes`, and a report."""
-    try:
+    with weights_errors():
         tensors, card = load_checkpoint(path)
         old = build_model(tensors, card.architecture)
-    except RunError as error:
-        raise WeightsError(error.problem, fix=error.fix) from error
     assert isinstance(old, TimmModel)
     if image_size is not None and as_pair(image_size) != old.config.image_size:
         raise UsageError(
@@ -739,21 +733,17 @@ def _new_model(
     found = [inspect_file(root, file, size_and_grey, max_pixels=max_pixels) for file in files]
     readable = [each for each in found if not isinstance(each, ImageError)]
     if not readable:
-        reasons = [each.reason for each in found if isinstance(each, ImageError)]
         raise DataError(
-            f"no readable image found in {root} after trying {count(len(files), 'image')} "
-            f"({reasons[-1] if reasons else 'the folder is empty'})",
+            f"no readable image found in {root} after trying {count(len(files), 'image')}",
             fix=f"run `vitft check {shell_quote(root)}` to see what is wrong with each image",
         )
     sizes = {size for size, _ in readable}
     image_size = weights.image_size or (sizes.pop() if len(sizes) == 1 else None)
     if image_size is None or (not weights.image_size and max(image_size) > 256):
-        reason = "differ in size, so a new model needs an input size"
-        if image_size is not None:
-            reason = f"are {image_size[1]}x{image_size[0]} pixels, which is too large for the "
-            reason += "default input size of a new model"
-        fix = "set an input size, e.g. --image-size 64"
-        raise DataError(f"the images in {folder.root} {reason}", fix=fix)
+        raise DataError(
+            f"the images in {root} differ in size, or their sides are longer than 256 pixels",
+            fix="set the input size of the new model, e.g. --image-size 64",
+        )
     check_patches(image_size, spec.patch_size)
     # All but two of the settings have the same names as `ViTConfig` fields.
     shape = asdict(spec) | {"patch_size": as_pair(spec.patch_size)}

@@ -8,11 +8,12 @@ transformers or from an attacker. The type of every value is therefore checked, 
 and shapes are used only if they match the tensors.
 """
 
+import contextlib
 import functools
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -369,10 +370,8 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
     """Convert and check the content of a weight file, using known facts about the weights."""
     if "vitft.card" in raw.metadata:
         # A checkpoint of vitft: its digest is verified, and its card describes the weights
-        try:
+        with weights_errors():
             tensors, card = load_checkpoint(raw.path)
-        except RunError as error:
-            raise WeightsError(error.problem, fix=error.fix) from error
         assert isinstance(card.architecture, ViTConfig)
         provenance = descended(provenance, card.weights)
         return PretrainedWeights(
@@ -407,11 +406,6 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
     published = facts.published or provenance["name"].removeprefix("hf:")
     transform, source = _transform_of(facts, architecture, flavour, published, raw.path)
     classes = facts.classes if len(facts.classes) == architecture.num_classes else ()
-    if facts.classes and architecture.num_classes and not classes:
-        notes.append(
-            f"config.json lists {count(len(facts.classes), 'class', 'classes')}, but the head has "
-            f"{count(architecture.num_classes, 'output')}, so the class names are not used"
-        )
     is_other = facts.pool not in ("", TIMM_POOLS[architecture.pool])
     return PretrainedWeights(
         flavour=flavour,
@@ -463,6 +457,15 @@ def _transform_of(
             fix="correct or remove the config.json or preprocessor_config.json next to it",
         ) from error
     return transform, source
+
+
+@contextlib.contextmanager
+def weights_errors() -> Iterator[None]:
+    """Convert a RunError about a checkpoint that serves as pretrained weights to a WeightsError."""
+    try:
+        yield
+    except RunError as error:
+        raise WeightsError(error.problem, fix=error.fix) from error
 
 
 def descended(provenance: Provenance, parent: Provenance) -> Provenance:
