@@ -318,7 +318,7 @@ def other_pooling(folder: Path) -> None:
     """Write w, a model with a head for a pooling that vitft's own model lacks."""
     (folder / "w").mkdir()
     save_file(state(), folder / "w" / "model.safetensors")
-    config = {"architecture": "vit_tiny_patch16_224", "global_pool": "avgmax"}
+    config: dict[str, Any] = {"architecture": "vit_tiny_patch16_224", "global_pool": "avgmax"}
     config |= {"pretrained_cfg": {}, "model_args": {"num_heads": 1}}
     (folder / "w" / "config.json").write_text(json.dumps(config))
 
