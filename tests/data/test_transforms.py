@@ -14,6 +14,7 @@ from PIL import Image
 from torchvision import transforms as tv
 
 from vitft.data import CropTransform, EvalTransform
+from vitft.system import UsageError
 
 Fit = Literal["crop", "pad"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -166,3 +167,15 @@ def test_half_of_the_views_are_mirrored() -> None:
     mirrored = sum((view == plain[:, ::-1]).all() for view in views)
     assert all((v == plain).all() or (v == plain[:, ::-1]).all() for v in views)
     assert abs(mirrored - 300) < 60  # five standard deviations
+
+
+def test_a_view_of_the_colour_of_its_border_is_kept() -> None:
+    transform = EvalTransform(image_size=(4, 4), fit="pad")
+    view = np.full((4, 4, 3), transform.border, np.uint8)
+
+    assert transform.without_border(view).shape == (4, 4, 3)
+
+
+def test_an_unknown_interpolation_is_an_error() -> None:
+    with pytest.raises(UsageError, match="unknown interpolation 'box'"):
+        EvalTransform(image_size=(4, 4), interpolation="box")  # type: ignore[arg-type]

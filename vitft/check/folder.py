@@ -62,7 +62,7 @@ from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically, writing
-from vitft.system.imports import heavy_imports, missing_library_command
+from vitft.system.imports import heavy_imports
 from vitft.system.rundir import RunDir, check_is_run, read_run_json, run_path
 from vitft.system.text import count, listing
 
@@ -106,12 +106,6 @@ class CheckResult:
         if empty := self.folder.empty:
             refused = empty_classes_error(self.folder, empty)
             notes.append(f"{refused.problem}, which finetune rejects: {refused.fix}")
-        lacking = filter(None, (missing_library_command(b["reason"]) for b in self.audit["bad"]))
-        for command, number in Counter(lacking).items():
-            notes.append(
-                f"{count(number, 'image')} cannot be read only because a library is missing, so no "
-                f"fix is proposed: run {command}, then check again"
-            )
         with contextlib.suppress(DataError):
             notes += filter(None, [check_folder_classes(self.folder)])
         if self.folder.labels:

@@ -199,17 +199,14 @@ def _print_evaluation(found: Mapping[str, Any]) -> None:
 
 
 def _print_confusion(counts: Mapping[tuple[int, int], int], names: Sequence[str]) -> None:
-    """Print the confusion matrix for up to 12 classes, else the ten most frequent confusions."""
+    """Print the confusion matrix if it fits, else the ten most frequent confusions."""
     from rich.cells import cell_len
 
-    if len(names) <= 12:  # fits on a terminal
-        indices, columns = range(len(names)), [visible(name) for name in names]
-        longest = max(len("true \\ predicted"), *map(cell_len, columns))
-        if longest + sum(cell_len(name) + 2 for name in columns) > stdout().width:
-            columns = [str(i + 1) for i in indices]  # numbered like the rows
-            names = [f"{i + 1} {name}" for i, name in enumerate(names)]
-        rows = [[names[i], *(str(counts.get((i, j), 0)) for j in indices)] for i in indices]
-        output.table(["true \\ predicted", *columns], rows, numbers=len(names))
+    numbers, columns = range(len(names)), [cell_len(visible(name)) for name in names]
+    width = max(len("true \\ predicted"), *columns) + sum(columns) + 2 * len(names)
+    if len(names) <= 12 and width <= stdout().width:
+        rows = [[names[i], *(str(counts.get((i, j), 0)) for j in numbers)] for i in numbers]
+        output.table(["true \\ predicted", *names], rows, numbers=len(names))
         return
     mistakes = sorted((-count, i, j) for (i, j), count in counts.items() if i != j)
     output.table(

@@ -253,7 +253,7 @@ def similar_codes(codes: _Vectors) -> Iterator[tuple[_Vectors, _Vectors]]:
     (search by sorted permutations).
     """
     count, random = len(codes), np.random.default_rng(0)
-    shift = np.uint64(64 - min(64, max(16, count.bit_length() - 3)))
+    shift = np.uint64(64 - max(16, count.bit_length() - 3))
     bits = np.unpackbits(codes[:, None].view(np.uint8), axis=1)  # (n, 64)
     found = np.empty(0, np.int64)  # i * n + j
     for _ in range(TABLES):

@@ -154,18 +154,8 @@ class RunDir:
     def eval(self) -> Path:
         return self.path / "eval.json"
 
-    def check_exists(self) -> None:
-        """Raise a RunError if the directory was removed or renamed since it was created."""
-        if not self.path.is_dir():
-            raise RunError(
-                f"the run directory {self.path} was removed or renamed during the run",
-                fix="start the run again. If the folder was renamed, continue it under its new "
-                "name with `vitft finetune --resume NAME`",
-            )
-
     def write(self, name: str, content: str | bytes) -> None:
         if self.writes:
-            self.check_exists()
             write_atomically(self.path / name, content)
 
     def write_json(self, name: str, fields: Mapping[str, Any]) -> None:
@@ -200,7 +190,6 @@ class RunDir:
         """Append a line to metrics.jsonl; if writing fails, remove the incomplete line."""
         if not self.writes:
             return
-        self.check_exists()
         path, size = self.path / "metrics.jsonl", self.log_size()
         if path.exists() and not path.is_file():  # a pipe would block
             raise RunError(

@@ -35,6 +35,13 @@ def single(folder: Path) -> None:
     copy("single", folder)
 
 
+def without_fixes(folder: Path) -> None:
+    """Write T and R, whose settings name a table of fixes that is not there."""
+    single(folder)
+    settings = folder / "R" / "config.toml"
+    settings.write_text(settings.read_text().replace('fixes = ""', 'fixes = "gone.csv"'))
+
+
 def latest(folder: Path) -> None:
     """Write T and runs/first, the newest of all runs."""
     single(folder)
