@@ -85,8 +85,8 @@ def _parameters_after(net: nn.Module, block: nn.Module, pixels: Tensor) -> froze
     """Return the names of the parameters used only from a block on, or None if no cut is possible.
 
     Autograd shows what the output depends on if the block's input is a constant. The network is in
-    eval mode, and `pixels` are two images (2, channels, H, W) of any content. The layers after the
-    cut are run with one image in their place, because they must not depend on the number of images.
+    eval mode, and `pixels` are two images (2, channels, H, W) of any content. From the block on,
+    the network runs with three images in their place, so a connection past the block is an error.
     """
     names, parameters = zip(*net.named_parameters(), strict=True)
     were_trained = [parameter.requires_grad for parameter in parameters]
@@ -97,15 +97,14 @@ def _parameters_after(net: nn.Module, block: nn.Module, pixels: Tensor) -> froze
             if not isinstance(reached, Tensor):
                 return None
             before = _depends_on(reached, parameters)
-            dummy = pixels[:1].clone().requires_grad_()
-            output, calls = _resume_at(net, block, reached.detach(), dummy)
-            after, (bypasses,) = _depends_on(output, parameters), _depends_on(output, [dummy])
-    except RuntimeError:  # e.g. shapes that do not match
+            output, calls = _resume_at(net, block, reached.detach(), pixels[[0, 0, 0]])
+            after = _depends_on(output, parameters)
+    except RuntimeError:  # two and three images do not match
         return None
     finally:
         for parameter, was_trained in zip(parameters, were_trained, strict=True):
             parameter.requires_grad_(was_trained)
-    if calls != 1 or bypasses:
+    if calls != 1:
         return None
     used = zip(names, before, after, strict=True)
     return frozenset(name for name, early, late in used if late and not early)
