@@ -481,8 +481,6 @@ def _declared_length(kind: str, data: bytes) -> int | None:
     """Return the declared length of the file in bytes, or None if the file declares none."""
     if kind == "WebP" and len(data) >= 8:
         return int.from_bytes(data[4:8], "little") + 8
-    if kind == "BMP" and len(data) >= 6:
-        return int.from_bytes(data[2:6], "little")
     if kind in ("AVIF", "HEIC"):
         place = 0  # the end of the last box, which may be beyond that of a truncated file
         while place + 8 <= len(data):

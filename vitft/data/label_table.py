@@ -155,8 +155,8 @@ class _LabelParser:
         for column in columns:
             self.add(column)
         example = next((label for row in self.sets for label in row if label not in self.names), "")
-        if len(texts) > 1 and len({frozenset(text.values) for text in texts}) == 1:
-            example += " (if the values mean yes or no, write 1 or 0)" * (len(texts[0].values) == 2)
+        if len({frozenset(text.values) for text in texts}) == 1 and len(texts[0].values) == 2:
+            example += " (if the values mean yes or no, write 1 or 0)"
         remarks = {
             "-1 is read as no, not as unknown, in": [
                 column for column in flags if -1 in column.numbers
