@@ -103,7 +103,7 @@ READERS = {
     "config.toml": ("evaluate", "export", "report", "compare", "check", "resume"),
     "reference.npz": ("predict", "evaluate"),
     "validation.npz": ("precision", "report", "compare"),
-    "model.safetensors": ("predict", "evaluate", "explain", "export"),
+    "model.safetensors": ("predict", "evaluate", "explain", "export", "report"),
 }
 """Commands that need a file; the others ignore it, or warn."""
 EDITS: dict[str, dict[str, Edit]] = {
@@ -197,7 +197,8 @@ WRONG_VALUES = [
     ("environment.json", "status", 5), ("environment.json", "packages", []),
     ("environment.json", "packages.torch", 2), ("class_indices.json", "0", 5),
     ("class_indices.json", "0", ["x"]), ("class_indices.json", "7", "x"),
-    ("class_indices.json", "1", "red"), ("metrics.jsonl", "cv_top1", "x"),
+    ("class_indices.json", "1", "red"), ("class_indices.json", "2", "grey"),
+    ("metrics.jsonl", "cv_top1", "x"),
     ("metrics.jsonl", "l2", 0),
 ]  # fmt: skip
 

@@ -272,3 +272,24 @@ def test_the_default_penalty_suits_many_classes() -> None:
     assert accuracy(logits[0], y) > accuracy(logits[1], y) + 0.05
     assert default_penalty(y, 2) == default_penalty(y, 10)
     assert default_penalty(torch.eye(150), 150) == default_penalty(y, 10)  # one loss for each label
+
+
+def test_a_head_fitted_in_parts_is_that_of_the_images_themselves() -> None:
+    x, y = blobs(per_class=4)
+    x = Standardizer.fit(x)(x)
+
+    one, many = (
+        solve_logistic(x.repeat(n, 1), y.repeat(n), torch.ones(1, 12 * n), classes=3, l2=0.1)
+        for n in (1, 1500)
+    )
+
+    torch.testing.assert_close(many, one, rtol=1e-3, atol=1e-4)
+
+
+def test_a_large_matrix_is_standardised_in_parts() -> None:
+    x = torch.arange(4.0).repeat(25_001)[:, None].expand(-1, 1000)  # more than 10^8 values
+
+    found = Standardizer.fit(x)
+
+    torch.testing.assert_close(found.mean, torch.full((1000,), 1.5))
+    torch.testing.assert_close(found.std, torch.full((1000,), 1.25**0.5))

@@ -2,6 +2,7 @@
 
 import csv
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.conftest import save_model
 from tests.support.fail_points import FailPoints
 from vitft.cli.main import main
 from vitft.models import VisionTransformer
+from vitft.predict import Prediction
 
 NAMES = (
     "a.jpg", "=1+1.jpg", 'quo"te.jpg', "line\nbreak.jpg", "comma, blank.jpg", "b\udcff.jpg",
@@ -102,3 +104,11 @@ def test_a_workbook_has_the_columns_of_csv_no_formulas_and_filters() -> None:
     assert sheet.freeze_panes == "A2"
     assert sheet.auto_filter.ref == f"A1:G{len(rows) + 1}"
     assert all(cell.font.bold for cell in header)
+
+
+def test_a_prediction_set_of_several_classes_is_shown_in_braces() -> None:
+    one = Prediction(path="a.jpg", classes=("cat",), probabilities=(0.6,))
+
+    text = repr(replace(one, prediction_set=("cat", "dog")))
+
+    assert text == "Prediction('a.jpg': cat 60.0% {cat, dog})"

@@ -77,3 +77,12 @@ def test_twelve_mistakes_are_shown_and_all_are_counted(tmp_path: Path) -> None:
     assert str(wrong) in markup
     assert '<figure class="card' not in perfect
     assert f"vitft report --run {run}" in markup
+
+
+def test_of_many_predictions_twenty_are_shown_as_text(model: Trained, tmp_path: Path) -> None:
+    photo = draw_folder(tmp_path, per_class=1) / "red" / "000.png"
+
+    text = repr(model.predict([photo] * 22))
+
+    assert text.count("Prediction(") == 20
+    assert text.endswith("... and 2 more]")

@@ -219,18 +219,34 @@ def test_curves_of_many_epochs_have_no_circles(tmp_path: Path, epochs: int, circ
     assert curves.partition("</svg>")[0].count("A 3 3 0 1 0") == 2 * circles  # two arcs each
 
 
-def test_trials_of_a_version_that_did_not_count_repetitions_were_made_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("interval", "gain"),
+    [
+        ([0.02, 0.18], "would gain about +10.0 points (+2.0 to +18.0) on 1,200 training images"),
+        ([0.0, 0.2], "would give no clear gain: +10.0 points (+0.0 to +20.0)"),
+    ],
+)
+def test_a_page_lists_what_a_time_budget_tried(
+    tmp_path: Path, interval: list[float], gain: str
+) -> None:
     run = make_run(tmp_path / "run")
     trial = {"layers": "blocks:2", "epochs": 3, "images": 16, "held_out": 8, "seconds": 1.0}
     trial |= {"top1": 0.75, "loss": 0.5, "error": 0.1, "head_top1": 0.5, "head_loss": 0.75}
     budget = {"seconds": 9.0, "used": 8.0, "skipped": [], "chosen": "blocks:2", "epochs": 3}
     found = json.loads((run / "eval.json").read_text())
     budget["trials"] = [trial | {"final_seconds": 2.0}]
+    scores = {"top1": 0.9, "usual_top1": 0.8, "images": 1200, "relative_time": 2.345}
+    weights = {"weights": "dinov2", "image_size": [16, 16], "chosen": False, **scores}
+    budget["weights"] = weights | {"gain_interval": interval}
+    budget["skipped"] = [{"layers": "all", "seconds_needed": 61.0}]
     (run / "eval.json").write_text(json.dumps(found | {"budget": budget}))
 
     text = " ".join(check_harmless(write_report(run).read_text()).text.split())
 
     assert "on 16 of the training images: accuracy 75.0% on 8 held-out images" in text
+    assert f"he weights dinov2 {gain}" in text
+    assert "raining all layers was not tried: this needs about --budget 2m" in text
+    assert "he run trained the last 2 blocks for 3 epochs" in text
 
 
 def test_a_page_needs_no_torch(tmp_path: Path) -> None:

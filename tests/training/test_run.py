@@ -37,6 +37,7 @@ def test_equal_runs_write_equal_model_files(finished: Result, tmp_path: Path) ->
     assert again.figures | {"seconds": 0} == finished.figures | {"seconds": 0}
     first, second = ((r.run / "model.safetensors").read_bytes() for r in (finished, again))
     assert first == second
+    assert not finished.interrupted
 
 
 def test_random_weights_are_a_baseline_and_not_the_pretrained_ones(

@@ -87,25 +87,17 @@ class Store:
         self.merge_small_shards()
 
     def make_folder(self) -> None:
-        """Create the folder and its description if missing, and remove stale temporary files."""
+        """Create the folder and its description if missing."""
         if not (self.folder / "space.json").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.folder / "space.json", self.text)
-        for leftover in self.folder.glob(".*"):  # from a process killed while writing
-            with contextlib.suppress(OSError):
-                if time.time() - leftover.stat().st_mtime > 86400:
-                    leftover.unlink()
 
     def open_shard(self, path: Path) -> None:
         """Add the rows of a shard, or delete its file if `_read_shard` finds it damaged."""
-        try:
-            shard = _read_shard(path, self.shape, self.dtype)
-        except OSError:  # deleted, or no free descriptor: not damaged
-            return
+        shard = _read_shard(path, self.shape, self.dtype)
         if shard is None:
             self.damaged += 1
-            with contextlib.suppress(OSError):
-                path.unlink()
+            path.unlink()
             return
         keys, sums, start = shard
         with self.lock:
@@ -137,7 +129,8 @@ class Store:
             known = {path for path, _, _ in self.shards}
             while new := {*self.folder.glob("*.rows")} - known:
                 for path in sorted(new):
-                    self.open_shard(path)
+                    with contextlib.suppress(OSError):  # it was deleted, or no descriptor is free
+                        self.open_shard(path)
                 known |= new
 
     def merge_small_shards(self) -> None:

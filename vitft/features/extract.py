@@ -354,14 +354,6 @@ def batch_size(device: str, width: int) -> int:
     return 8 if device == "cpu" and width >= 768 else _BATCH_IMAGES[device]
 
 
-def vanished_error(error: ImageError) -> DataError:
-    """Return the error for a file that was deleted or replaced during the run."""
-    return DataError(
-        f"{error.path} was deleted or replaced during the run ({error.reason})",
-        fix="restore the file and run the command again, or start a new run without the file",
-    )
-
-
 # a model cut at the freeze boundary, and the pass over its images ---------------------------------
 
 _HEAD_BLOCKS = 6  # maximum number of blocks that a head fitted by L-BFGS reads by default

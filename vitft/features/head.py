@@ -154,7 +154,6 @@ def choose_penalty(
         lowest = torch.stack(by_label).argmin(dim=0).tolist()
         return tuple(path[i]["l2"] for i in lowest), path
     if classes < data.classes:
-        log.debug(f"the penalty was chosen for {classes:,} of {data.classes:,} classes")
         for score in path:
             score["cv_classes"] = classes
     return min(path, key=lambda score: score["cv_loss"])["l2"], path

@@ -22,7 +22,7 @@ def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -
 
     More similar images have more weight. At most `_MAX_VOTERS` of the training images vote.
     """
-    voters = _voting_images(y)
+    voters = stratified_subset(y, _MAX_VOTERS, 0)
     x, y = x[voters], y[voters].to(x.device)
     lengths, found = torch.linalg.vector_norm(x, dim=-1).clamp(min=1e-12), []
     for part in F.normalize(queries, dim=-1).split(_rows_at_once(len(x))):
@@ -36,7 +36,8 @@ def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -
 
     The votes for an image sum to 1, or to 0 if there is only one group.
     """
-    voters, known, found = _voting_images(y), F.normalize(x, dim=-1), list[Tensor]()
+    voters, known = stratified_subset(y, _MAX_VOTERS, 0), F.normalize(x, dim=-1)
+    found = list[Tensor]()
     y, groups = y.to(x.device), groups.to(x.device)
     candidates, theirs, rows = known[voters], groups[voters], _rows_at_once(len(voters))
     for part, own in zip(known.split(rows), groups.split(rows), strict=True):
@@ -47,16 +48,6 @@ def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -
     if y.ndim == 2:
         return total
     return total / total.sum(dim=-1, keepdim=True).clamp(min=1e-30)
-
-
-def _voting_images(y: Tensor) -> Tensor:
-    """Return the ascending indices of the images that vote."""
-    if len(y) <= _MAX_VOTERS:
-        return torch.arange(len(y))
-    if y.ndim == 2:
-        chosen = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[:_MAX_VOTERS]
-        return chosen.sort().values
-    return stratified_subset(y, _MAX_VOTERS, 0)
 
 
 def _rows_at_once(voters: int) -> int:

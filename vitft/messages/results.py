@@ -638,16 +638,6 @@ def describe_start(found: StartTrial) -> str:
     )
 
 
-def confirmed_in_float32(after: float, during: float, precision: str) -> str:
-    """Return the accuracy of a final validation in float32, or "" if it did not change."""
-    if percent(after) == percent(during):
-        return ""
-    return (
-        f"validated again in float32, the accuracy is {percent(after)} ({percent(during)} in "
-        f"{precision} during training)"
-    )
-
-
 def already_trained(weights: str, images: int, validation: int, run: str) -> str:
     """Return a warning that the weights were trained on this run's images.
 
@@ -773,7 +763,7 @@ def chosen_layers(budget: BudgetResults) -> str:
         if skipped := budget["skipped"]:
             needed = needed_budget(min(one["seconds_needed"] for one in skipped))
             return f"only the head, because training more layers needs {needed}"
-        return "only the head, because there are too few images for a trial of more layers"
+        return "only the head: there are too few images or seconds for a trial of more layers"
     part = _describe_interpolation(budget)
     return (
         f"{layers_text(budget['chosen'] or 'head')} for {count(budget['epochs'], 'epoch')}"

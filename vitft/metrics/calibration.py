@@ -206,8 +206,6 @@ def _find_root(rising: Callable[[float], float], low: float, high: float) -> flo
         else:
             high, above, below = middle, value, below / 2 if last > 0 else below
         last = -1 if value < 0 else 1
-        if value == 0:
-            return middle
     return (low + high) / 2
 
 

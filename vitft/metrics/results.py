@@ -739,9 +739,11 @@ def _tells_more(found: RunResults, crossed: Estimate, validation: Estimate) -> b
 
 def _differ(one: Estimate, other: Estimate) -> bool:
     """Return whether the accuracies of two sets of images differ significantly."""
-    if one.interval is None or other.interval is None:
-        return False
-    return proportions_differ((one.value, one.interval), (other.value, other.interval))
+    return (
+        one.interval is not None
+        and other.interval is not None
+        and proportions_differ((one.value, one.interval), (other.value, other.interval))
+    )
 
 
 def _weak_classes(found: RunResults, more: CrossValidation | None) -> list[ClassEstimate]:
@@ -821,8 +823,6 @@ def _constant_class(found: Metrics) -> tuple[str, float] | None:
     for (true, predicted), images in class_pair_counts(found).items():
         counts[predicted] += images
         truth[true] += images
-    if len(names) < 2:
-        return None
     best, total = max(counts, key=counts.__getitem__), counts.total()
     is_constant = total - counts[best] <= _RARE * (total - truth[best])
     return (names[best], counts[best] / total) if is_constant else None

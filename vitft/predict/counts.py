@@ -41,13 +41,13 @@ class Confusion:
             "cannot count the images of each class",
             fix="use --run with the run directory, which has the mistakes on held-out images",
         )
-        classes, problem = held_out.split.classes, ""
-        if held_out.split.labels:
-            problem = "multi-label models: an image may have several labels"
-        elif len(classes) > _MOST_CLASSES:
-            problem = f"more than {_MOST_CLASSES:,} classes"
-        if problem:
-            raise UsageError(f"--counts does not support {problem}", fix="remove --counts")
+        classes = held_out.split.classes
+        if held_out.split.labels or len(classes) > _MOST_CLASSES:
+            raise UsageError(
+                f"--counts does not support several labels per image or over {_MOST_CLASSES} "
+                "classes",
+                fix="remove --counts",
+            )
         answers = held_out.answers()
         probability, groups = answers.probability.round(3), answers.groups
         levels = confidence_levels(probability, probability)

@@ -152,12 +152,8 @@ def _warn_of_images(
     predictions: Sequence[_LabelledPrediction], used: EvaluatedData, images: int
 ) -> None:
     """Log which images are left out, and what biases the results of `images` scored ones."""
-    unreadable = used["unreadable"]
-    for row in unreadable[:_MOST_NAMED]:
-        log.warning(f"skipped {row['path']}: {row['reason']}")
-    if len(unreadable) > _MOST_NAMED:
-        more = count(len(unreadable) - _MOST_NAMED, "more unreadable file")
-        log.warning(f"skipped {more}")
+    if unreadable := [f"{row['path']}: {row['reason']}" for row in used["unreadable"]]:
+        log.warning(f"skipped {listing(unreadable, _MOST_NAMED)}")
     if used["trained"] is None:
         log.warning(
             "the model may have been trained on some of these images. This cannot be checked "

@@ -27,7 +27,6 @@ from vitft.system.cores import usable_cores
 from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import require_extra
 from vitft.system.structure import parse_json
-from vitft.system.text import describe_os_error
 
 _ONNX_BATCH_SIZE = 16  # number of images per call to a graph with a fixed image size
 
@@ -88,23 +87,18 @@ def _open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime's own type
     """Return an onnxruntime session that runs a graph on all cores."""
     import onnxruntime
 
-    try:
-        is_other = has_changed(path)
-    except OSError as error:
-        raise _unreadable_graph(path, describe_os_error(error)) from error
-    if is_other:
-        raise _unreadable_graph(path, CHANGED)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # fatal errors only; other errors are raised
     # Otherwise, idle threads would take the cores from the threads that decode images.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
+        if has_changed(path):
+            raise ValueError(CHANGED)
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        is_other = contradicts_metadata(path, session.get_modelmeta().custom_metadata_map)
+        if contradicts_metadata(path, session.get_modelmeta().custom_metadata_map):
+            raise ValueError(CHANGED)
     except Exception as error:  # onnxruntime's exceptions have no common base class
         raise _unreadable_graph(path, _first_line(error)) from error
-    if is_other:
-        raise _unreadable_graph(path, CHANGED)
     return session
 
 

@@ -22,13 +22,13 @@ from vitft.messages.results import run_details, using
 from vitft.metrics.calibration import logit_of, sigmoid, softmax
 from vitft.metrics.intervals import Flags, Floats
 from vitft.metrics.results import Results, RunResults, read_results
-from vitft.models.find import find_model, model_files
+from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import canonical_name, weights_name
 from vitft.predict.request import Marks
 from vitft.predict.rows import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
 from vitft.system.errors import RunError, UsageError
-from vitft.system.rundir import BASE, LATEST, MODEL, read_environment, run_path
-from vitft.system.text import count, listing
+from vitft.system.rundir import BASE, LATEST, MODEL, read_environment
+from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Postprocess:
             thresholds=engine.thresholds,
             reference=engine.reference,
             run=_results_of_model(run, checkpoint, engine.results),
-            place=_place_of_model(run, checkpoint),
+            place=run or f"{BASE}/{LATEST}",
             file_time=checkpoint.stat().st_mtime,
         )
 
@@ -131,14 +131,13 @@ class Postprocess:
 
     def announce(self) -> None:
         """Log `describe()` and, for `-v`, a line with all that is known about the run."""
-        if self.run is None:
-            return
-        log.info(self.describe())
         kinds = ("label",) if self.thresholds else ("class", "classes")
         flags = "no images are flagged as unlike the training images"
         flags = self.reference.power() if self.reference else flags
-        texts = (run_details(self.run), count(len(self.classes), *kinds), flags)
-        log.debug("; ".join(filter(None, texts)))
+        if self.run:
+            log.info(self.describe())
+            texts = (run_details(self.run), count(len(self.classes), *kinds), flags)
+            log.debug("; ".join(filter(None, texts)))
 
     def __call__(
         self,
@@ -257,15 +256,6 @@ def _results_of_model(run: str | None, checkpoint: Path, carried: Results | None
     name = checkpoint.resolve().parent.name if checkpoint.name == MODEL else checkpoint.stem
     is_remote = run is not None and canonical_name(run).startswith("hf:")
     return replace(results, name=canonical_name(run) if run and is_remote else name)
-
-
-def _place_of_model(run: str | None, checkpoint: Path) -> str:
-    """Return where a model was found, and which one if the user named none of several there."""
-    place = run or f"{BASE}/{LATEST}"
-    others = [name for name in model_files(checkpoint.parent) if name != checkpoint.name]
-    if others and not (run and run_path(run).is_file()):
-        place += f" (file {checkpoint.name}, not {listing(others)})"
-    return place
 
 
 def _or_warn(read: Callable[[Path], _Content | None], path: Path) -> _Content | None:

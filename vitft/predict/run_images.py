@@ -161,11 +161,6 @@ class RunImages:
             log.warning(f"the fixes of the run are not applied: {error.problem}")
             return data
         left = {name for name in found.names if name is not None}
-        if not left:
-            raise DataError(
-                f"the fixes of the run leave out all images in {data.source}",
-                fix="evaluate other images",
-            )
         log.info(f"applied the fixes of the run ({spec.fixes}): {found.summary}")
         classes = {*data.classes} & {*known} | left
         return replace(data.relabelled(found.names, classes), bad=found.bad)

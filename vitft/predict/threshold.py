@@ -197,15 +197,9 @@ def _unreachable(answers: Answers, precision: float, spell: Spelling = option) -
             f"{needed:,} images, but this run has {have:,}",
             fix=fix,
         )
-    reason = "no number of images can prove that mistakes never happen"
-    if precision < 1:
-        wrong = answers.probability[~answers.correct]
-        highest, what = answers.probability[0], "none of the predictions has a probability above"
-        if len(wrong):
-            highest, what = wrong[0], "predictions were wrong with probabilities of up to"
-        reason = f"{what} {percent(float(highest))}"
-    problem = f"no threshold reaches a precision of {requested_percent(precision)}: {reason}"
-    return UsageError(problem, fix=fix)
+    return UsageError(
+        f"no threshold reaches a precision of {requested_percent(precision)}", fix=fix
+    )
 
 
 # choice of a threshold whose precision is certain with a requested confidence ---------------------

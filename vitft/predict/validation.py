@@ -4,6 +4,7 @@ The report, the thumbnails and the comparison of runs read the same predictions,
 same mistakes in the same order. This module does not import torch or open images.
 """
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -97,35 +98,35 @@ class HeldOut:
         arrays = (read_run_arrays(path) or {}) if split.rows else {}
 
         def array(name: str, kind: Any, is_valid: Callable[[Any], Any]) -> Any:  # noqa: ANN401
-            try:
-                values = np.asarray(arrays.get(name, ())).astype(kind)
-            except (ValueError, TypeError) as error:
-                raise damaged_file(path, str(error)) from error
-            if name in arrays and not is_valid(values):
+            values, is_usable = np.asarray(arrays.get(name, ())), False
+            with contextlib.suppress(ValueError, TypeError):  # values of another kind
+                values = values.astype(kind)
+                is_usable = bool(is_valid(values))
+            if not is_usable:
                 raise damaged_file(path, f"{name} is not valid; its shape is {values.shape}")
             return values
 
         shape, classes = (len(split.val), len(split.outputs)), len(split.classes)
-        logits = array("logits", np.float32, lambda x: x.shape == shape and np.isfinite(x).all())
-        if arrays and split.val and not len(logits):
-            raise damaged_file(path, "it has no logits")
+        logits = array(
+            "logits",
+            np.float32,
+            lambda x: not arrays or not split.val or (x.shape == shape and np.isfinite(x).all()),
+        )
         probability = array(
             "train_probability",
             np.float64,
             lambda x: x.ndim in (1, 2) and ((x >= 0) & (x <= 1)).all(),
         )
         correct = array("train_correct", np.bool_, lambda x: x.shape == probability.shape)
-        if correct.shape != probability.shape:
-            raise damaged_file(path, "train_correct is missing")
         of_label = array(
             "train_label_probability",
             np.float64,
-            lambda x: x.shape == probability.shape and ((x >= 0) & (x <= 1)).all(),
+            lambda x: x.shape in (probability.shape, (0,)) and ((x >= 0) & (x <= 1)).all(),
         )
         numbers = array(
             "cross_validated",
             np.int64,
-            lambda x: x.shape == (len(split.rows),) and ((x >= -1) & (x < classes)).all(),
+            lambda x: len(x) in (len(split.rows), 0) and ((x >= -1) & (x < classes)).all(),
         )
         return cls(
             run=run,
@@ -249,7 +250,7 @@ def read_split(run: Path) -> Images:
         return Images(run, classes, ())
     manifest = Images.from_csv(path, run)
     if unknown := {*manifest.outputs} - {*classes}:
-        raise damaged_file(path, f"class {min(unknown)!r} is not in class_indices.json")
+        raise damaged_file(indices, f"the class {min(unknown)!r} of split.csv is missing")
     if manifest.labels:
         return replace(manifest, labels=classes)
     index = {name: number for number, name in enumerate(classes)}

@@ -16,10 +16,8 @@ from vitft.messages.results import (
     BEST_RULE,
     CROSS_VALIDATED,
     INTERVAL,
-    confirmed_in_float32,
     growth_sentence,
     selected_epoch,
-    sentence,
     stopped_early,
 )
 from vitft.metrics.intervals import Interval, wilson_interval
@@ -333,13 +331,6 @@ def _epochs_section(run: Run) -> _Section | None:
         text += f" The saved weights come from {selected_epoch(run.measured, run.layers)}"
         how = f", the best on the validation images: {BEST_RULE}"
         text += f"{how if run.measured.get('selected_on_validation') else ''}."
-        precision = str(run.environment.get("precision", "fp32"))
-        index = run.measured["best_epoch"] - 1 - run.layers.startswith("head,")
-        is_measured_again = precision != "fp32" and "seconds" in run.measured and not run.several
-        if is_measured_again and 0 <= index < len(log):
-            final, during = run.measured["top1"], log[index]["val_top1"]
-            if again := confirmed_in_float32(final, during, precision):
-                text += f" {sentence(again)}"
     return _Section(
         title="Training curves",
         text=text,
@@ -395,11 +386,6 @@ def _penalty_section(run: Run) -> _Section | None:
     if "labels" in run.measured:
         chosen = f"the L2 penalty with the lowest loss for each label (median {best:g})"
     text = f"{fitted} Cross-validation on the training images selected {chosen}. "
-    if some := log[0].get("cv_classes"):
-        text += (
-            f"It was applied to {some:,} of the {len(run.classes):,} classes only, because it "
-            "would take too long otherwise. With fewer classes the accuracy is higher. "
-        )
     also = ". The head's blocks are chosen by complete fits, whose scores differ"
     text += f"These scores come from quick fits{also * bool(head)}."
     return _Section(

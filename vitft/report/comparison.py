@@ -405,12 +405,18 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
         conclusions=[_conclusion(pair, units, len(images), needed > number) for pair in pairs],
         winner=next((run for run, won in wins.items() if won == len(runs) - 1), None),
         limits=[
-            *_fixes_notes(runs, pairs),
+            *[_OWN_LABELS] * any(pair.fixes for pair in pairs),
             *_comparison_notes(runs, sizes, len(every), len(images)),
         ],
         power=power,
         next_step="" if runs[0].is_evaluation else step,
     )
+
+
+_OWN_LABELS = (
+    "Runs with different fixes are each scored with their own labels, so their accuracies in "
+    "the table cannot be compared."
+)
 
 
 def _conclusion(pair: _RunPair, units: str, images: int, too_few: bool) -> str:
@@ -432,28 +438,6 @@ def _conclusion(pair: _RunPair, units: str, images: int, too_few: bool) -> str:
         same = f"{worse} and {better} classify the same number correctly"
         return f"No difference on these {count(images, 'image')}: {same}"
     return f"No significant difference on these images: {better} is ahead of {worse} {by}"
-
-
-def _fixes_notes(runs: Sequence[Run], pairs: Sequence[_RunPair]) -> list[str]:
-    """Return that accuracies with different fixes cannot be compared, and commands that can."""
-    own_labels = (
-        "Runs with different fixes are each scored with their own labels, so their accuracies in "
-        "the table cannot be compared."
-    )
-    notes = [own_labels] * any(pair.fixes for pair in pairs)
-    for pair in pairs:
-        if pair.fixes is None or pair.fixes.is_cross_validated:
-            continue
-        before, after = (pair.first, pair.second)[:: 1 if pair.fixes.is_second else -1]
-        fixed, letters = runs[after], ascii_uppercase
-        if fixed.root_uri:  # its image files are in one folder
-            words = ["vitft", "evaluate", "--data", str(fixed.path / "split.csv")]
-            words += ["--set", f"data.root={fixed.root}", "--run", str(runs[before].path)]
-            notes.append(
-                f"For the accuracy of {letters[before]} on the corrected labels of the validation "
-                f"images of {letters[after]}: {shell_join(words)}"
-            )
-    return notes
 
 
 def _run_pairs(

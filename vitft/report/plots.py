@@ -51,13 +51,11 @@ def filters_png(
     columns = min(7, len(components))
     rows = -(-len(components) // columns)
     figure = Figure(figsize=(0.95 * columns + 0.3, 0.95 * rows + 0.9), layout="constrained")
-    for i, axes in enumerate(np.atleast_1d(figure.subplots(rows, columns)).flat):
-        if i < len(components):
-            axes.imshow(components[i], interpolation="nearest")
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set(color="#818b98", linewidth=0.6)  # a filter may have white corners
-        else:
-            axes.set_axis_off()
+    for number, component in enumerate(components, start=1):
+        axes = figure.add_subplot(rows, columns, number)
+        axes.imshow(component, interpolation="nearest")
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set(color="#818b98", linewidth=0.6)  # a filter may have white corners
     detail = f"first {count(len(components), 'principal component')}, "
     _add_title(figure, title, f"{detail}{percent(float(variance.sum()), 0)} of the variance")
     return _to_png(figure)

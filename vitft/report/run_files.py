@@ -3,6 +3,7 @@
 Files that an older or interrupted run lacks are treated as empty. A damaged file raises an error.
 """
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -166,11 +167,10 @@ def folder_uri(folder: Path) -> str:
 
     Images in array files have no files of their own, so their pages must not link to files.
     """
-    try:
-        is_usable = folder.is_absolute() and folder.is_dir() and not holds_arrays(folder)
-    except OSError:  # a folder of another user
-        return ""
-    return folder.as_uri() if is_usable else ""
+    with contextlib.suppress(OSError):  # a folder of another user
+        if folder.is_absolute() and folder.is_dir() and not holds_arrays(folder):
+            return folder.as_uri()
+    return ""
 
 
 def find_run(run: str | None) -> Path:
@@ -412,12 +412,11 @@ def _own_defaults(run: Run) -> dict[str, Any]:
     """
     settings = _dotted(run.config)
     named = [key for key in ("weights.name", *_DECISIVE) if key in settings]
-    try:
+    found: dict[str, Any] = {}
+    with contextlib.suppress(UsageError):
         found = _defaults_with({key: settings[key] for key in named})
-    except UsageError:
-        return {}
     shape = run.card and run.card.architecture
-    if not shape or shape.timm:
+    if not found or not shape or shape.timm:
         return found
     layers, images = found["train.layers"], sum(row.split == "train" for row in run.rows)
     batch_size = default_batch_size(layers, images, batch_norm=False)

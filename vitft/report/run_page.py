@@ -71,12 +71,11 @@ def report_of_new_run(run: Path) -> Path | None:
 
     Under torchrun, only the main process writes it, and the others return None.
     """
-    if os.environ.get("RANK", "0") != "0":
-        return None
-    try:
-        return write_report(run)
-    except VitftError as error:
-        log.warning(f"the report was not written: {error.problem}")
+    if os.environ.get("RANK", "0") == "0":
+        try:
+            return write_report(run)
+        except VitftError as error:
+            log.warning(f"the report was not written: {error.problem}")
     return None
 
 

@@ -36,7 +36,6 @@ from vitft.features.extract import (
     inspect_dataset,
     load_pipeline,
     log_cached_features,
-    vanished_error,
 )
 from vitft.features.folds import CV_FOLDS, Folded
 from vitft.features.head import choose_penalty
@@ -57,7 +56,7 @@ from vitft.study.plan import BASELINES, Plan, fit_shots
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.device import describe_device, pick_device, pick_precision
-from vitft.system.errors import DataError, ImageError
+from vitft.system.errors import DataError
 from vitft.system.files import atomic_folder, write_atomically, write_json
 from vitft.system.text import count, scored_images
 
@@ -236,19 +235,16 @@ def baseline_features(
         return _BASELINE_VIEW.pixels(open_image(path, max_pixels=max_pixels, grey_range=grey_range))
 
     images, histograms = [], []
-    try:
-        with console.Progress("computing baselines", len(files)) as progress:
-            for view in in_order(view_of, files, workers=usable_cores()):
-                side = len(view) // _SMALL_SIDE
-                squares = view.reshape(_SMALL_SIDE, side, _SMALL_SIDE, side, 3)
-                images.append((squares.mean(axis=(1, 3), dtype=np.float32) / 255).ravel())
-                levels = view.reshape(-1, 3).astype(np.int64) * _HISTOGRAM_LEVELS // 256
-                colours = levels @ np.array([_HISTOGRAM_LEVELS**2, _HISTOGRAM_LEVELS, 1])
-                counts = np.bincount(colours, minlength=_HISTOGRAM_LEVELS**3)
-                histograms.append(np.sqrt(counts / len(colours)).astype(np.float32))
-                progress.advance()
-    except ImageError as error:
-        raise vanished_error(error) from error
+    with console.Progress("computing baselines", len(files)) as progress:
+        for view in in_order(view_of, files, workers=usable_cores()):
+            side = len(view) // _SMALL_SIDE
+            squares = view.reshape(_SMALL_SIDE, side, _SMALL_SIDE, side, 3)
+            images.append((squares.mean(axis=(1, 3), dtype=np.float32) / 255).ravel())
+            levels = view.reshape(-1, 3).astype(np.int64) * _HISTOGRAM_LEVELS // 256
+            colours = levels @ np.array([_HISTOGRAM_LEVELS**2, _HISTOGRAM_LEVELS, 1])
+            counts = np.bincount(colours, minlength=_HISTOGRAM_LEVELS**3)
+            histograms.append(np.sqrt(counts / len(colours)).astype(np.float32))
+            progress.advance()
     pixels, histogram = torch.from_numpy(np.stack(images)), torch.from_numpy(np.stack(histograms))
     return {"pixels": pixels, "histogram": histogram}
 

@@ -23,7 +23,7 @@ from vitft.data.images import decode_images, stack_batches
 from vitft.data.split import distinct_rows
 from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views, eval_view
 from vitft.features.cut import Cut, run_prefix
-from vitft.features.extract import Extractor, vanished_error
+from vitft.features.extract import Extractor
 from vitft.features.label_errors import number_groups
 from vitft.metrics.intervals import Groups
 from vitft.models.timm_model import Model
@@ -109,7 +109,7 @@ class Dataset:
         with contextlib.closing(images):
             for numbers, pixels, failed in stack_batches(images, size):
                 if failed:
-                    raise vanished_error(failed[0][1])
+                    raise failed[0][1]
                 chunk = [rows[number] for number in numbers]
                 yield chunk, to_device(torch.from_numpy(pixels), self.device)
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from vitft.data.image_table import Row
 from vitft.data.split import distinct_rows
 from vitft.features.cut import BothHeads
-from vitft.messages.results import confirmed_in_float32
 from vitft.metrics.calibration import (
     FittedTemperature,
     ScoredSet,
@@ -90,8 +89,6 @@ def evaluate(fitted: Fitted) -> _Evaluated:
         exact = logits.double()  # shared: with many classes, it is large
         validation = ScoredSet(exact.numpy(), labels.numpy(), groups)
         fit, training = data.group.main_only(lambda: _calibrate(validation, data, scored))
-        if fit.note:
-            log.debug(f"not calibrated: {fit.note}")
         thresholds, held_out = np.empty(0), np.array(0.5)
         if manifest.labels:  # each row of `held_out` (n, C) was chosen without its own image
             values, apart = fit_thresholds(validation, training)
@@ -109,11 +106,6 @@ def evaluate(fitted: Fitted) -> _Evaluated:
             per_label = measured["labels"]["per_label"].values()
             for row, value, scale in zip(per_label, thresholds.tolist(), scales, strict=True):
                 row["threshold"], row["temperature"] = value, scale
-        is_solved = "l2" in results and results["best_epoch"] == 1
-        is_whole = not manifest.labels and len(rows) == len(every)
-        text = confirmed_in_float32(measured["top1"], results["top1"], fitted.precision)
-        if fitted.precision != "fp32" and not is_solved and is_whole and text:
-            log.debug(text)
         metrics = {
             **results,
             **measured,

@@ -361,10 +361,7 @@ def _write_for_resume(run: RunDir, name: str, content: Provenance | BudgetResult
 
 def _read_budget(run: RunDir) -> BudgetResults | None:
     """Return the recorded trials and chosen layers, or None if there are none."""
-    budget = read_run_json(run.resume / _BUDGET_FILE, BudgetResults)
-    for trial in budget["trials"] if budget else ():
-        trial.setdefault("folds", 1)
-    return budget
+    return read_run_json(run.resume / _BUDGET_FILE, BudgetResults)
 
 
 @contextlib.contextmanager
@@ -380,10 +377,7 @@ def open_run(out: Path, start: Start, runtime: Runtime) -> Iterator[RunDir]:
     if (run := runtime.resumed) is not None:
         _check_same_images(run, manifest)
         if not _list_states(run.resume):
-            kept = " from the beginning"
-            if _read_budget(run) is not None:
-                kept = ", but finished trials are not repeated"
-            log.info(f"no training state was saved: training starts again{kept}")
+            log.info("no training state was saved: training starts again")
         runtime.trackers.start(run, settings, resume=True)
         with freed_memory_kept(when=on_cpu):
             yield run

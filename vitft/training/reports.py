@@ -51,7 +51,7 @@ from vitft.predict.validation import (
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.device import exact_float32
-from vitft.system.errors import ImageError, VitftError
+from vitft.system.errors import VitftError
 from vitft.system.files import writing
 from vitft.system.rundir import RunDir, read_run_json
 from vitft.system.text import count
@@ -270,8 +270,6 @@ def _write_thumbnails(run: RunDir, data: Dataset, model: Model, precision: str) 
     folder, temporary = run.path / THUMBS, run.path / f".{THUMBS}"
     try:
         predicted, rows = _select_images(run.path, data.manifest)
-        if not rows:
-            return
         # In bf16, overlays take half the time, and change by one or two of 255 grey levels on
         # average, see benchmarks/notebook/speed.md
         if model.casts_to_bf16 and predicted and precision == "bf16":
@@ -285,10 +283,7 @@ def _write_thumbnails(run: RunDir, data: Dataset, model: Model, precision: str) 
         ):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
-            for thumbnail in in_order(decode, rows, workers=usable_cores()):
-                if thumbnail is None:
-                    continue
-                sha256, jpeg, view = thumbnail
+            for sha256, jpeg, view in in_order(decode, rows, workers=usable_cores()):
                 (temporary / thumb_name(sha256)).write_bytes(jpeg)
                 progress.advance()
                 if view is not None:
@@ -304,16 +299,11 @@ def _write_thumbnails(run: RunDir, data: Dataset, model: Model, precision: str) 
 
 def _thumbnail(
     data: Dataset, predicted: Mapping[str, int], row: Row
-) -> tuple[str, bytes, PixelArray | None] | None:
+) -> tuple[str, bytes, PixelArray | None]:
     """Return an image's digest, thumbnail and, to draw attention on, model input (H, W, 3)."""
-    try:
-        image = open_image(
-            data.manifest.locate(row),
-            max_pixels=data.max_pixels,
-            grey_range=data.transform.grey_range,
-        )
-    except ImageError:
-        return None
+    image = open_image(
+        data.manifest.locate(row), max_pixels=data.max_pixels, grey_range=data.transform.grey_range
+    )
     view = data.transform.pixels(image) if row.sha256 in predicted else None
     return row.sha256, thumbnail_jpeg(image), view
 

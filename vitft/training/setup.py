@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitft.config.run import Config, read_run_config, to_toml
+from vitft.config.run import Config, to_toml
 from vitft.config.schema import require
 from vitft.config.sections import DataSpec, layers_text
 from vitft.data.arrays import data_path
@@ -56,7 +56,6 @@ from vitft.features.extract import (
     load_pipeline,
     log_cached_features,
     read_several_blocks,
-    vanished_error,
 )
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.messages.results import already_trained, divided_groups
@@ -69,7 +68,7 @@ from vitft.models.trainable import add_adapters, freeze_model
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.device import describe_device
-from vitft.system.errors import DataError, ImageError, RunError, UsageError
+from vitft.system.errors import DataError, RunError, UsageError
 from vitft.system.rundir import read_run_json, run_path
 from vitft.system.text import count, labelled, shell_quote
 from vitft.training.batches import (
@@ -348,12 +347,6 @@ def _former_split(
     like = spec.like
     manifest = run_manifest(run_path(like))
     assert manifest is not None, "checked before"
-    fixes = read_run_config(run_path(like)).get("data", {}).get("fixes", "")
-    if fixes and not spec.fixes:
-        log.warning(
-            f"{like} was trained with the fixes of {fixes}, which this run does not apply. To "
-            "apply them, add --fixes to a command with the same folder"
-        )
     rows = sorted(manifest.rows, key=lambda row: row.split != "train")  # held-out rows override
     parts: dict[str, Part] = {row.sha256: row.split for row in rows}
     # Images held out before that the new data lacks: read from their folder, if it is still there
@@ -467,12 +460,7 @@ def compute_views(
     before, total = extractor.computed, len(files) * len(views)
     with console.Progress(what, total) as progress:
         for view in views:
-            try:
-                extractor.compute(
-                    root, files, view, claim=group.claims(), progress=progress.advance
-                )
-            except ImageError as error:
-                raise vanished_error(error) from error
+            extractor.compute(root, files, view, claim=group.claims(), progress=progress.advance)
         if computed := extractor.computed - before:
             progress.skip(total - computed)
         else:

@@ -22,7 +22,7 @@ from tests.contract.rows import draw, run
 RUN = Path("../run")
 NEW = [f"../new/{name}.jpg" for name in ("c", "d", "f")]
 """Images that the run has not seen, in the colours of cats, dogs and foxes."""
-TIMES = ("seconds", "time", "images_per_second", "used")
+TIMES = ("seconds", "time", "images_per_second", "used", "final_seconds", "relative_time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

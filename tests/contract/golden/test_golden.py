@@ -9,7 +9,8 @@ A row of runs.toml has the keys `name`, `draw`, `text`, `build`, `before`, `run`
 `tests.contract.rows`, where the images are `DRAWN` by default, the first command of `before` writes
 to ../before, and `run` is a `finetune` command, which writes to ../run. `after` are more commands
 whose output is read with that of `run`. `readers` are added to those that read all runs, or to
-`usual` where a row has them, and `tolerance` replaces that of `snapshots.py`.
+`usual` where a row has them, and `tolerance` replaces that of `snapshots.py`. A row that takes half
+a minute is `long`.
 """
 
 import itertools
@@ -39,6 +40,7 @@ class Golden(Row):
     """A row of runs.toml."""
 
     after: Sequence[str] = ()
+    long: bool = False
     usual: Sequence[str] = USUAL
     readers: Sequence[str] = ()
     tolerance: float = TextExtension.relative
@@ -53,7 +55,10 @@ ROWS = [Golden(**row) for row in tomllib.loads((HERE / "runs.toml").read_text())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the texts have paths of other systems")
-@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=row.name, marks=[pytest.mark.long] * row.long) for row in ROWS],
+)
 def test_run(row: Golden, snapshot: SnapshotAssertion, home: Path) -> None:
     extension = type("Tolerant", (TextExtension,), {"relative": row.tolerance})
     recorded = snapshot.use_extension(extension)
