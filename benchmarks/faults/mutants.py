@@ -311,6 +311,7 @@ def work(
     torch.set_num_threads(1)
     worker = Worker(root, selection, take, results)
     options = ["-q", "-p", "no:cacheprovider", "--capture=sys", f"--basetemp={folder / 'tests'}"]
+    options.append("--timeout=60")  # a fault that makes a test hang is detected after a minute
     if pytest.main(options, plugins=[worker]) != 0:
         results.put((folder / "pytest.log").read_text())
     results.put(None)
