@@ -13,8 +13,8 @@ build    for anything else, a module of `tests.contract.built` and its function,
          `arrays:several_labels`; called with the current folder
 before   command lines that are run first and end with 0
 run      command line without `vitft`; `finetune` and `check` get small weights unless they name
-         some, and the run directory of `finetune` is ../run unless `--out` names it; `--resume`
-         has all from its run
+         some or `build` fills the folder hub, which is the cache of downloads; the run directory of
+         `finetune` is ../run unless `--out` names it; `--resume` has all from its run
 exit     exit code (default 0)
 says     words that are printed, in any case and however wrapped; `fix` of the last fix only
 never    words that are not printed
@@ -119,7 +119,8 @@ def words_of(line: str, weights: Path, out: str) -> list[str]:
     """Return the words of a command line, with the options that the docstring above names."""
     words = shlex.split(line)
     is_new = words[0] in ("finetune", "check") and "--resume" not in words
-    if is_new and not {"--weights", "--run", "--help"} & {*words}:
+    has_weights = Path("hub").exists() or {"--weights", "--run", "--help"} & {*words}
+    if is_new and not has_weights:
         words += ["--weights", str(weights)]
     if is_new and words[0] == "finetune":
         words += ["--out", out] if "--out" not in words else []
@@ -152,6 +153,7 @@ def run(words: Sequence[str]) -> tuple[int, str]:
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(printed),
         mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", new=True),
+        mock.patch("huggingface_hub.constants.HF_HUB_CACHE", new=str(Path("hub").resolve())),
     ):
         code = main(list(words))
     assert "Traceback" not in printed.getvalue(), printed.getvalue()

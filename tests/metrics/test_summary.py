@@ -55,11 +55,13 @@ def test_test_images_are_quoted_before_cross_validation() -> None:
     assert [one.kind for one in read.difference] == ["test", "cross-validation"]
 
 
-def test_the_weakest_classes_of_validation_are_named_with_what_they_are_taken_for() -> None:
-    read = Results.of(results([[9, 1, 0], [0, 7, 3], [0, 0, 10]]))
+def test_the_three_weakest_classes_of_validation_are_named_with_what_they_are_taken_for() -> None:
+    rows = [[9, 1, 0, 0, 0], [0, 7, 3, 0, 0], [0, 0, 10, 0, 0], [2, 0, 0, 8, 0], [1, 0, 0, 0, 19]]
+    read = Results.of(results(rows))
 
     assert [(one.name, one.value, one.images, one.taken_for) for one in read.weakest] == [
         ("b", 0.7, 10, "c"),
+        ("d", 0.8, 10, "a"),
         ("a", 0.9, 10, "b"),
     ]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vitft.features import Reference
-from vitft.predict import Postprocess, Scores
+from vitft.predict import Postprocess, Prediction, Scores
 
 ABC = ("a", "b", "c")
 QUARTERS = np.log([[0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).astype(np.float32)
@@ -40,6 +40,12 @@ def test_only_a_probability_below_the_threshold_is_not_sure(
     for top_k in (1, 2):
         (found,) = Postprocess(classes=("a", "b"), top_k=top_k, threshold=threshold)([""], even)
         assert found.notes == notes
+
+
+def test_what_was_not_asked_for_is_empty() -> None:
+    (found,) = Postprocess(classes=("a", "b"))(["x"], Scores(np.zeros((1, 2), np.float32)))
+
+    assert found == Prediction(path="x", classes=("a",), probabilities=(0.5,))
 
 
 def test_a_label_is_assigned_from_its_threshold_on_most_probable_first() -> None:

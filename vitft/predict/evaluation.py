@@ -389,10 +389,9 @@ def _nothing_left(data: Images, predictions: Sequence[_LabelledPrediction]) -> D
             f"{count(total, 'image')} in {data.source}{unread}",
             fix="use images on which the model was not trained",
         )
-    first = [row.prediction for row in predictions[:3]]
-    examples = "; ".join(f"{one.path}: {one.error}" for one in first)
+    first = predictions[0].prediction
     return DataError(
-        f"cannot read any image in {data.source} ({examples})",
+        f"cannot read any image in {data.source}, e.g. {first.path}: {first.error}",
         fix="replace the files, or choose other data",
     )
 

@@ -124,10 +124,10 @@ def _try_weights(start: Start, spec: WeightsSpec, runtime: Runtime) -> StartTria
     def most_accurate() -> str:
         """Return the most accurate other weights in the cache for which there is time, or ""."""
         left = start.config.train.budget_s - (time.monotonic() - runtime.started)
-        others = cached_alternatives(origin.get("name", ""), origin.get("licence", ""))
+        others = cached_alternatives(origin.get("name", ""))
         speed, images = machine_speed(data.device.type), len(data.manifest.rows)
-        fast = [one.name for one in others if one.seconds(images, speed) <= _START_FRACTION * left]
-        return fast[-1] if fast else ""
+        fast = (one.name for one in others if one.seconds(images, speed) <= _START_FRACTION * left)
+        return next(fast, "")
 
     if not (name := group.main_only(most_accurate)):
         return None

@@ -289,8 +289,8 @@ class StepStage:
             run.cut_log(facts["log_bytes"])
             lines = read_run_lines(run.path / "metrics.jsonl", LogLine)
             entries = [line for line in lines if line.keys() >= _EPOCH_FIGURES]
-            for number, entry in enumerate(entries[max(0, len(entries) - self.epochs) :]):
-                self.log_epoch(entry, "earlier", is_first=number == 0)
+            for entry in entries[max(0, len(entries) - self.epochs) :]:
+                self.log_epoch(entry, "earlier")
         images = epoch_size([row.label for row in self.data.manifest.train], self.config.train)
         epochs, steps = divmod(self.trainer.steps, self.trainer.steps_per_epoch)
         done = epochs * images + steps * optim.images_per_step  # only the last batch is smaller
@@ -381,15 +381,14 @@ class StepStage:
                 # If this fails, the epoch does not count
                 self.fitted.run.log({"epoch": number, **of_steps, **entry})
                 self.fitted.best.update(found)
-                self.epoch_s, is_first = time.monotonic() - started, self.epochs == 0
-                self.epochs = number
-                self.log_epoch(entry, duration(self.epoch_s), is_first=is_first)
+                self.epoch_s, self.epochs = time.monotonic() - started, number
+                self.log_epoch(entry, duration(self.epoch_s))
                 self.metrics = RunningMetrics(metrics.first_loss, metrics.steps)
                 self.trackers.log_epoch(self.steps_before + self.trainer.steps, entry)
 
-    def log_epoch(self, entry: Mapping[str, Any], when: str, *, is_first: bool) -> None:
+    def log_epoch(self, entry: Mapping[str, Any], when: str) -> None:
         """Log the metrics of an epoch as a table row; `when` is its duration or "earlier"."""
-        best = self.fitted.best
+        best, is_first = self.fitted.best, entry["epoch"] == 1
         if is_first and best.selects:
             log.debug(f"best on the validation images so far: {BEST_RULE}")
         if is_first:

@@ -326,3 +326,30 @@ def other_pooling(folder: Path) -> None:
 def deep(folder: Path) -> None:
     """Write deep.safetensors, a model of eight blocks."""
     save_file(VisionTransformer(replace(CONFIG, depth=8)).state_dict(), folder / "deep.safetensors")
+
+
+# the cache of downloads ---------------------------------------------------------------------------
+
+CACHED = "vit_small_patch16_224.augreg_in21k_ft_in1k"
+
+
+def cached(folder: Path) -> None:
+    """Fill the cache `hub` with four damaged files, and write weights named `CACHED`.
+
+    The files are those of recommended weights, two of which are default weights. The last ones are
+    the only ones that are more accurate than `CACHED`.
+    """
+    for repo in (
+        "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+        "timm/deit3_small_patch16_224.fb_in22k_ft_in1k",
+        f"timm/{CACHED}",
+        "google/vit-base-patch16-224-in21k",
+    ):
+        cache, commit = folder / "hub" / f"models--{repo.replace('/', '--')}", "0" * 40
+        for name, content in (
+            ("refs/main", commit),
+            (f"snapshots/{commit}/model.safetensors", "damaged"),
+        ):
+            (cache / name).parent.mkdir(parents=True)
+            (cache / name).write_text(content)
+    save_file(state(), folder / f"{CACHED}.safetensors")

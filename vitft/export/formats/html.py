@@ -163,10 +163,9 @@ def _read_tensors(described: Sequence[Mapping[str, Any]], data: bytes) -> dict[s
 
     for tensor in described:
         size, block = math.prod(tensor["shape"]), tensor["block"]
-        scales = read("<f4", size // block)[:, None] if block else np.float32(1)
+        scales = read("<f4", size // block).repeat(block) if block else np.float32(1)
         values = read(_DTYPES[tensor["type"]], size).astype(np.float32)
-        whole = values.reshape(-1, block) * scales if block else values
-        tensors[tensor["name"]] = whole.reshape(tensor["shape"])
+        tensors[tensor["name"]] = (values * scales).reshape(tensor["shape"])
     return tensors
 
 

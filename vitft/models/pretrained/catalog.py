@@ -6,6 +6,7 @@ Does not import torch, so that a wrong name or path is reported at once. `fetch`
 import contextlib
 import fnmatch
 import functools
+import itertools
 import os
 import platform
 import re
@@ -400,17 +401,14 @@ def default_weights(images: int, *, device: str) -> tuple[str, str]:
     )
 
 
-def cached_alternatives(name: str, licence: str) -> list[CatalogEntry]:
+def cached_alternatives(name: str) -> list[CatalogEntry]:
     """Return recommended weights in the local cache that are probably more accurate than `name`.
 
-    Their licence is open or `licence`, that of the weights `name`. If these are not among the
-    recommended ones, all others are listed.
+    Their licence is open, and the most accurate ones are first. If `name` is not among the
+    recommended ones, all are listed.
     """
-    every = recommendations()
-    names = [one.name for one in every]
-    better = every[names.index(name) + 1 :] if name in names else every
-    allowed = [e for e in better if e.terms == "open" or e.licence == licence]
-    return [entry for entry in allowed if _is_cached(entry)]
+    better = itertools.takewhile(lambda one: one.name != name, reversed(recommendations()))
+    return [entry for entry in better if entry.terms == "open" and _is_cached(entry)]
 
 
 def _is_cached(entry: CatalogEntry) -> bool:
