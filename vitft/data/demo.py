@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 from vitft.config.sections import DataSpec
+from vitft.system.errors import RunError
 from vitft.system.files import atomic_folder, writing
 
 log = logging.getLogger(__name__)
@@ -341,8 +342,12 @@ def demo_data(spec: DataSpec) -> DataSpec:
         return spec
     if not DEMO_FOLDER.exists():
         log.info(f"creating flower images in {DEMO_FOLDER}/")
-        with atomic_folder(DEMO_FOLDER) as unfinished, writing(DEMO_FOLDER):
-            draw_demo(unfinished)
+        try:
+            with atomic_folder(DEMO_FOLDER) as unfinished, writing(DEMO_FOLDER):
+                draw_demo(unfinished)
+        except RunError:
+            if not DEMO_FOLDER.exists():  # otherwise, another command was faster
+                raise
     elif {file.relative_to(DEMO_FOLDER).as_posix() for file in DEMO_FOLDER.glob("*/*")} != {
         f"{kind}/{number:04}.jpg" for kind in FLOWERS_BY_KIND for number in range(1, 61)
     }:

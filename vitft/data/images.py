@@ -328,13 +328,17 @@ def decode(
     else:
         decoder = _DECODERS[kind]
     convert = convert or (lambda image, lower: _to_rgb(image, grey_range, lower))
-    _silence_pillow()
-    try:
-        return _decode_as(kind, decoder, convert, data, name, max_pixels)
-    except Image.DecompressionBombError as error:  # Pillow's own limit within a decoder
-        raise ImageError(name, "image too large: too many pixels in a frame or tile") from error
-    except DECODER_ERRORS as error:
-        raise ImageError(name, reason_for(error, kind, data)) from error
+    for _ in range(3):
+        _silence_pillow()
+        try:
+            return _decode_as(kind, decoder, convert, data, name, max_pixels)
+        except Image.DecompressionBombError as error:  # Pillow's own limit within a decoder
+            raise ImageError(name, "image too large: too many pixels in a frame or tile") from error
+        except DECODER_ERRORS as error:
+            raise ImageError(name, reason_for(error, kind, data)) from error
+        except Warning:  # another thread has just restored its own warning filters
+            continue
+    raise ImageError(name, f"damaged {kind}")
 
 
 def _silence_pillow() -> None:

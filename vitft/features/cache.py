@@ -87,10 +87,14 @@ class Store:
         self.merge_small_shards()
 
     def make_folder(self) -> None:
-        """Create the folder and its description if missing."""
+        """Create the folder and its description if missing, and remove stale temporary files."""
         if not (self.folder / "space.json").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.folder / "space.json", self.text)
+        for leftover in self.folder.glob(".*"):  # from a process killed while writing
+            with contextlib.suppress(OSError):
+                if time.time() - leftover.stat().st_mtime > 86400:
+                    leftover.unlink()
 
     def open_shard(self, path: Path) -> None:
         """Add the rows of a shard, or delete its file if `_read_shard` finds it damaged."""

@@ -313,9 +313,14 @@ def _predict_to_file(
         own = chain(again, own)
         log.info(f"resuming after {count(done, 'row')}")
     shown = console.Progress("predicting", None) if shard.rank == 0 else contextlib.nullcontext()
-    with open_part(part, options, size) as write, shown as progress:
-        for prediction in predict(own):
-            write(prediction)
-            if progress is not None:
-                progress.advance()
-    return finish(out, form, shard, combine)
+    try:
+        with open_part(part, options, size) as write, shown as progress:
+            for prediction in predict(own):
+                write(prediction)
+                if progress is not None:
+                    progress.advance()
+        return finish(out, form, shard, combine)
+    except KeyboardInterrupt:  # Ctrl-C or another signal
+        if part.exists():
+            log.info(f"finished rows are in {part}. To continue, add --resume to the same command")
+        raise
