@@ -141,7 +141,10 @@ def add_answers(samples: Samples) -> None:
     """Add what `evaluate` and `predict` write and print."""
     stdout_of("evaluate --data plants/test --run solved --threshold 0.5 --out evaluated", 3)
     stdout_of("evaluate --data groups.csv --run groups --by patient --out grouped")
-    for folder in ("evaluated", "grouped"):
+    Path("tree.csv").write_text("class,parent\naster,flower\nbegonia,flower\n")
+    line = "evaluate --data plants/test --run solved --tree tree.csv --threshold 0.5 --out levels"
+    stdout_of(line, 3)
+    for folder in ("evaluated", "grouped", "levels"):
         files = {"eval.json": "evaluation", "predictions.csv": "evaluated_row"}
         samples.add_files(Path(folder), files)
     printed = stdout_of(
@@ -156,6 +159,7 @@ def add_answers(samples: Samples) -> None:
     for line in (
         f"{solved} --threshold 0.99 --top-k 2",
         f"{solved} --coverage 0.8",
+        f"{solved} --tree tree.csv --threshold 0.5",
         f"{solved} --group-by folder",
         f"{images} --run several",
     ):

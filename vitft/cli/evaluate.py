@@ -20,6 +20,7 @@ from vitft.messages.results import (
     class_table,
     evaluation_details,
     evaluation_rows,
+    level_table,
 )
 from vitft.metrics.results import class_pair_counts
 from vitft.predict.request import Marks
@@ -50,6 +51,7 @@ common options:
 --precision
 --confidence
 --device
+--tree FILE  table with the columns class and parent: also the accuracy at each level
 --by COLUMN|folder|PATTERN  also the accuracy by column, by parent folder (folder), or by regular
     expression on the path, e.g. '(site[0-9]+)'
 data options:
@@ -73,7 +75,12 @@ def _evaluate_command(args: argparse.Namespace) -> int:
     from vitft.models.find import find_model
     from vitft.predict.onnx_engine import gives_several
 
-    marks = Marks(threshold=args.threshold, precision=args.precision, confidence=args.confidence)
+    marks = Marks(
+        threshold=args.threshold,
+        precision=args.precision,
+        confidence=args.confidence,
+        tree=args.tree,
+    )
     spec = with_table_settings(DataSpec(), args.set)
     by, run_groups, model = None, None, find_model(args.run, graphs=True)
     source = prepare_data(args.data, spec)
@@ -162,6 +169,10 @@ def _long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
         groups.append(("", label, row, ("images", *CLASS_METRICS)))
         groups.append(("", label, several.get("per_label", {}).get(label, {}), ("ap",)))
         groups.append(("", label, two["classes"].get(label, {}), ("ap", "sensitivity")))
+    for row in results.get("levels") or ():
+        name, kept = str(row["level"]), row["kept"] or {}
+        groups.append(("level_", name, row, ("classes", "top1")))
+        groups.append(("level_kept_", name, kept, ("threshold", "images", "fraction", "top1")))
     for value, row in by["values"].items():
         groups.append(("by_", value, row, ("images", "top1", "difference", "p_holm")))
     yield "figure", "class", "value", "low", "high"
@@ -186,6 +197,10 @@ def _print_evaluation(found: Mapping[str, Any]) -> None:
     remarks = int(not details and "labels" not in found)
     numbers = len(headings) - 1 - remarks
     output.table(headings, rows, numbers=numbers, remarks=remarks, drop=narrow)
+    if levels := found.get("levels"):
+        output.result("")
+        headings, rows = level_table(levels)
+        output.table(headings, rows, numbers=len(headings), drop=(6, 3))
     if by := found.get("by"):
         output.result("")
         headings, rows = by_table(by)

@@ -67,6 +67,7 @@ common options:
 --precision
 --confidence
 --coverage C  add the set of classes among which the right one is for a fraction C of new images
+--tree FILE  table with the columns class and parent: an unsure class becomes its lowest sure parent
 --counts  print the number of images of each class, adjusted for mistakes, instead of rows (table,
     json or csv)
 --group-by COLUMN|folder|PATTERN  one row per group (burst, video, patient) by column, parent folder

@@ -351,6 +351,16 @@ class KeptResults(TypedDict):
     top1_interval: Interval | None
 
 
+class LevelResults(TypedDict):
+    """Accuracy at one level of a tree of classes (see `predict.tree`)."""
+
+    level: AtLeastOne  # 1 is the top
+    classes: AtLeastOne  # number of nodes
+    top1: Share
+    top1_interval: Interval
+    kept: KeptResults | None  # answers at this level; None if there can be none
+
+
 class GroupResults(TypedDict):
     """Accuracy of one answer per group of images (see `predict.groups`)."""
 
@@ -405,6 +415,7 @@ class EvaluationResults(Metrics):
     data: EvaluatedData
     kept: KeptResults | None  # None without a threshold, and for multi-label models
     by_group: NotRequired[GroupResults | None]  # None without groups, and for multi-label models
+    levels: NotRequired[list[LevelResults] | None]  # None without a tree of classes
     by: NotRequired[ByResults | None]
     two_classes: NotRequired[TwoClassResults | None]  # None unless images of two classes are scored
 

@@ -21,9 +21,11 @@ from torch import Tensor
 from vitft.data.image_table import GROUP_COLUMN, JOINER, Images, split_labels
 from vitft.data.images import read_bytes
 from vitft.metrics.calibration import (
+    Ints,
     bin_by_confidence,
     calibration_error,
     confidence_and_correctness,
+    softmax,
 )
 from vitft.metrics.classification import (
     accuracy_by,
@@ -31,12 +33,13 @@ from vitft.metrics.classification import (
     probability_metrics,
     two_class_metrics,
 )
-from vitft.metrics.intervals import Groups, accuracy_interval
+from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval
 from vitft.metrics.results import (
     EvaluatedData,
     EvaluationResults,
     GroupResults,
     KeptResults,
+    LevelResults,
     read_results,
 )
 from vitft.models.find import find_model
@@ -47,6 +50,7 @@ from vitft.predict.request import Marks
 from vitft.predict.rows import NOT_SURE, Prediction, format_csv_cell
 from vitft.predict.run_images import LEFT_OUT, RunImages
 from vitft.predict.torch_engine import open_engine
+from vitft.predict.tree import ClassTree
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError
 from vitft.system.files import write_atomically
@@ -90,27 +94,50 @@ class _LabelledPrediction(NamedTuple):
 
 
 def _kept_results(
-    predictions: Sequence[_LabelledPrediction], threshold: float, groups: Groups | None = None
+    sure: Flags, right: Flags, threshold: float, groups: Groups | None = None
 ) -> KeptResults | None:
-    """Return how many predictions are not marked `not sure`, and how many of them are right.
+    """Return how many of n images have an answer above a threshold, and how many are right.
 
-    The intervals count the `groups` (n,) of the scored images. Threshold 0 marks no prediction.
+    The intervals count the `groups` (n,). The result is None without a threshold, which is 0, and
+    for a level without answers.
     """
-    if not threshold:
+    if not 0 < threshold <= 1:
         return None
-    scored = [row for row in predictions if row.prediction.classes]
-    sure = np.array([NOT_SURE not in row.prediction.notes for row in scored])
-    kept = np.array([row.is_correct for row in scored])[sure]
+    kept = right[sure]
     return {
         "threshold": threshold,
         "images": len(kept),
-        "fraction": len(kept) / len(scored),
+        "fraction": len(kept) / len(sure),
         "fraction_interval": accuracy_interval(sure, groups),
         "top1": int(kept.sum()) / len(kept) if len(kept) else None,
         "top1_interval": (
             accuracy_interval(kept, None if groups is None else groups[sure]) if len(kept) else None
         ),
     }
+
+
+def _level_results(
+    tree: ClassTree | None, logits: Floats, labels: Ints, groups: Groups | None
+) -> list[LevelResults] | None:
+    """Return the accuracy at each level of a tree, and of the answers given there."""
+    if tree is None:
+        return None
+    probabilities, found = softmax(logits), list[LevelResults]()
+    answered, nodes, _ = tree.answers(probabilities)
+    thresholds = tree.thresholds or (0.0,) * len(tree.nodes)
+    for level, threshold in enumerate(thresholds, start=1):
+        true = tree.above[level - 1][labels]
+        right = tree.best(probabilities, level)[1] == true
+        found.append(
+            {
+                "level": level,
+                "classes": len(tree.nodes[level - 1]),
+                "top1": float(right.mean()),
+                "top1_interval": accuracy_interval(right, groups),
+                "kept": _kept_results(answered == level, nodes == true, threshold, groups),
+            }
+        )
+    return found
 
 
 def _group_results(
@@ -265,7 +292,8 @@ def evaluate(
         index = {text: np.isin(classes, own) for text, own in zip(data.classes, sets, strict=True)}
     postprocess = Postprocess.for_run(run, engine).marking(marks or Marks(), folder)
     postprocess.announce()
-    predictions = _score_labelled(data, Pipeline(engine, postprocess), known, index, run_groups)
+    pipeline = Pipeline(engine, replace(postprocess, tree=None))  # the answers are classes
+    predictions = _score_labelled(data, pipeline, known, index, run_groups)
     scored = [row for row in predictions if row.prediction.classes]
     if not scored:
         raise _nothing_left(data, predictions)
@@ -286,6 +314,8 @@ def evaluate(
         **(counts if known.manifest is not None else dict.fromkeys(counts)),
         "copies": len(scored) - len({row.sha256 for row in scored}),
     }
+    right = np.array([row.is_correct for row in scored])
+    sure = np.array([NOT_SURE not in row.prediction.notes for row in scored])
     results: EvaluationResults = {
         **classification_metrics(
             logits,
@@ -302,13 +332,13 @@ def evaluate(
             groups=groups,
         ),
         "data": cast("EvaluatedData", used),
-        "kept": _kept_results(predictions, postprocess.threshold, groups),
-        "by_group": _group_results(scored, postprocess),
+        "kept": _kept_results(sure, right, postprocess.threshold, groups),
+        "levels": _level_results(postprocess.tree, logits.double().numpy(), labels.numpy(), groups),
+        "by_group": _group_results(scored, pipeline.postprocess),
         "by": None,
         "two_classes": two_class_metrics(logits.double().numpy(), labels.numpy(), classes, groups),
     }
     if by is not None:
-        right = np.array([row.is_correct for row in scored])
         values = accuracy_by([by[1][row.prediction.path] for row in scored], right, groups)
         results["by"] = {"column": by[0], "values": values}
     _warn_of_images(predictions, results["data"], len(scored))

@@ -134,6 +134,7 @@ def _row_format(request: PredictRequest, labels: Sequence[str] = ()) -> RowForma
         bom=request.bom,
         has_sets=request.coverage is not None,
         groups=bool(request.group_by),
+        has_levels=request.tree is not None,
     )
 
 
@@ -277,7 +278,13 @@ def _job_options(
     return {
         "model": digest,
         "--top-k": request.top_k,
-        "threshold": [postprocess.threshold, *postprocess.thresholds, *postprocess.set_limits],
+        "threshold": [
+            postprocess.threshold,
+            *postprocess.thresholds,
+            *postprocess.set_limits,
+            *(postprocess.tree.thresholds if postprocess.tree else ()),
+        ],
+        "tree": request.tree and hashlib.sha256(Path(request.tree).read_bytes()).hexdigest(),
         "--dtype": request.torch_dtype,
         "--tta": request.tta,
         "--group-by": request.group_by or "",

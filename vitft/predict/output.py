@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from vitft.data.sources import ImageSource
 from vitft.data.table import TABLE_SUFFIXES, TableReader
 from vitft.predict.request import ProcessShard
-from vitft.predict.rows import COUNTS, Prediction, RowFormat, Tally, text_lines
+from vitft.predict.rows import INTEGERS, Prediction, RowFormat, Tally, text_lines
 from vitft.system.console import visible
 from vitft.system.errors import LockedError, RunError
 from vitft.system.files import try_lock, writing
@@ -59,7 +59,7 @@ def _write_parquet(path: Path, form: RowFormat, predictions: Iterator[Prediction
         pa.float64()
         if name.startswith("probability")
         else pa.int64()
-        if name in COUNTS
+        if name in INTEGERS
         else pa.string()
         for name in names
     ]
@@ -203,7 +203,9 @@ def check_options(path: Path, options: _JobOptions) -> int:
         raise _foreign(path, line) from error
     if changed:
         differ = [
-            f"another {key}" if key in ("model", "threshold") else f"{key} {begun}, not {now}"
+            f"another {key}"
+            if key in ("model", "threshold", "tree")
+            else f"{key} {begun}, not {now}"
             for key, begun, now in changed
         ]
         raise _cannot_resume(path, f"it was begun with {listing(differ)}")
@@ -240,7 +242,8 @@ def check_whole(part: Path, start: int, images: Iterator[ImageSource]) -> None:
     _check_end(part, done, next((image.name for image in images), None))
 
 
-_OF_OPTIONS = (("class", "class_2"), ("class", "prediction_set"), ("classes", "prediction_set"))
+_OF_OPTIONS = (("class", "class_2"), ("class", "prediction_set"), ("classes", "prediction_set"),
+               ("class", "level"), ("classes", "level"))  # fmt: skip
 """Columns that options add to tables, and to JSON Lines, which have `classes`."""
 
 

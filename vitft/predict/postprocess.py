@@ -7,7 +7,7 @@ Notation: B images, C classes, D dimensions of a feature, k classes per predicti
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
@@ -26,6 +26,7 @@ from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import canonical_name, weights_name
 from vitft.predict.request import Marks
 from vitft.predict.rows import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
+from vitft.predict.tree import ClassTree
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import BASE, LATEST, MODEL, read_environment
 from vitft.system.text import count
@@ -71,6 +72,7 @@ class Postprocess:
     set_limits: Sequence[float] = ()
     """Smallest probability with which each class is in the prediction set of an image; empty
     without prediction sets."""
+    tree: ClassTree | None = None  # its nodes replace classes that are not sure
     reference: Reference | None = None  # statistics for out-of-distribution notes
     run: Results | None = None  # numbers of the run that produced the model
     place: str = ""  # where the model was found, in the user's words
@@ -95,30 +97,43 @@ class Postprocess:
 
         A multi-label model assigns the labels from the threshold on instead. For a precision, the
         thresholds are chosen from the held-out predictions in the folder `run` (see
-        `choose_threshold`), and so are the limits of prediction sets (see `choose_set_limits`).
+        `choose_threshold`), and so are the limits of prediction sets (see `choose_set_limits`) and
+        the thresholds of the levels of a tree (see `choose_level_thresholds`).
         """
-        if self.thresholds and marks.guarantees:
-            problem = f"{marks.guarantees[0]} does not support multi-label models"
-            raise UsageError(problem, fix=f"remove {marks.guarantees[0]}")
         threshold, spell, found = marks.threshold or 0.0, marks.spell, self
+        of_classes = [*marks.guarantees, *[spell("tree")] * (marks.tree is not None)]
+        if self.thresholds and of_classes:
+            problem = f"{of_classes[0]} does not support multi-label models"
+            raise UsageError(problem, fix=f"remove {of_classes[0]}")
         if marks.coverage is not None:
             from vitft.predict.sets import choose_set_limits  # imports this module and simplejpeg
 
             limits, text = choose_set_limits(run, marks.coverage, spell)
             log.info(text)
             found = replace(self, set_limits=limits)
+        if marks.tree is not None:
+            tree = ClassTree.read(Path(marks.tree), self.classes)
+            equal = (threshold,) * len(tree.nodes) if threshold else ()
+            found = replace(found, tree=replace(tree, thresholds=equal))
         if marks.precision is None and self.thresholds:
             every = (threshold,) * len(self.thresholds) if threshold else self.thresholds
             return replace(self, thresholds=every)
         if marks.precision is None:
             return replace(found, threshold=threshold)
-        from vitft.predict.threshold import choose_label_thresholds, choose_threshold
+        from vitft.predict.threshold import (
+            choose_label_thresholds,
+            choose_level_thresholds,
+            choose_threshold,
+        )
 
         if self.thresholds:
             each = choose_label_thresholds(run, marks.precision, self.classes, spell)
             return replace(self, thresholds=each)
         chosen = choose_threshold(run, marks.precision, spell, confidence=marks.confidence)
         log.info(str(chosen))
+        if found.tree is not None:
+            levels = choose_level_thresholds(run, marks.precision, found.tree, chosen.value)
+            found = replace(found, tree=replace(found.tree, thresholds=levels))
         return replace(found, threshold=chosen.value)
 
     @property
@@ -193,7 +208,22 @@ class Postprocess:
                     logits=scores.logits[i],
                 )
             )
+        if self.tree is not None:
+            predictions = [*self._rolled_up(self.tree, predictions, probabilities)]
         return predictions
+
+    def _rolled_up(
+        self, tree: ClassTree, predictions: Sequence[Prediction], probabilities: Floats
+    ) -> Iterator[Prediction]:
+        """Yield predictions with the answers of a tree, given probabilities of classes (B, C)."""
+        answers = zip(predictions, *tree.answers(probabilities), strict=True)
+        for one, level, node, probability in answers:
+            if 0 < level < len(tree.nodes):
+                names = (tree.nodes[level - 1][node], *one.classes)
+                values = (float(probability), *one.probabilities)
+                notes = tuple(note for note in one.notes if note != NOT_SURE)
+                one = replace(one, classes=names, probabilities=values, notes=notes)
+            yield replace(one.top(self.top_k), level=int(level))
 
     def _set(self, probabilities: Floats) -> tuple[str, ...]:
         """Return the prediction set for probabilities (C,): at least the most probable class."""

@@ -36,6 +36,7 @@ class Marks:
     precision: float | None = None
     confidence: float | None = None
     coverage: float | None = None
+    tree: str | None = None
     spell: Spelling = option
 
     def __post_init__(self) -> None:
@@ -60,6 +61,9 @@ class Marks:
                 f"{self.spell('confidence')} has no effect without {self.spell('precision')}",
                 fix=f"add {self.spell('precision', 0.9)}, or remove {self.spell('confidence')}",
             )
+        if self.confidence is not None and self.tree is not None:
+            problem = f"{self.spell('confidence')} does not support {self.spell('tree')}"
+            raise UsageError(problem, fix="remove one of them")
 
     @property
     def guarantees(self) -> list[str]:
@@ -168,6 +172,7 @@ class PredictRequest(Marks):
             raise UsageError(f"invalid --top-k {self.top_k}", fix="use an integer of 1 or more")
         self._check_groups()
         Marks.__post_init__(self)
+        self._check_tree()
         if self.tta and self.guarantees:
             problem = f"{self.guarantees[0]} does not support --tta, which changes probabilities"
             raise UsageError(problem, fix="remove --tta")
@@ -199,6 +204,15 @@ class PredictRequest(Marks):
                 f"{used[0]} holds for single images, so it cannot be used with --group-by",
                 fix=f"remove {' and '.join(used)}, or use --threshold",
             )
+
+    def _check_tree(self) -> None:
+        """Raise UsageError if `tree` has no effect, or a wrong one."""
+        if self.tree is not None and self.threshold is None and self.precision is None:
+            problem = "--tree has no effect without --threshold or --precision"
+            raise UsageError(problem, fix="add --precision 0.9, or remove --tree")
+        if self.tree is not None and self.counts:
+            problem = "--counts does not support --tree: it counts classes, not their parents"
+            raise UsageError(problem, fix="remove one of them")
 
     def _check_counts(self) -> None:
         """Raise UsageError if an option has no effect with `counts`, or a wrong one."""

@@ -34,6 +34,7 @@ class Prediction:
     labels: tuple[str, ...] | None = None  # labels of the image; None for a model of one class
     labels_probability: float = 0.0
     """Probability that the image has exactly `labels`, assuming that labels are independent."""
+    level: int | None = None  # of `answer` in a tree of classes; 0 if not sure, None without one
     notes: tuple[str, ...] = ()  # such as `NOT_SURE` and `OUT_OF_DISTRIBUTION`
     error: str = ""
     run: str = ""  # name of the run that produced the model; empty if unknown
@@ -82,6 +83,8 @@ class Prediction:
             row["labels"] = [*self.labels]
         pairs = zip(self.classes, self.probabilities, strict=True)
         row["classes"] = [{"class": name, "probability": round(p, _DECIMALS)} for name, p in pairs]
+        if self.level is not None:
+            row["level"] = self.level
         if self.prediction_set:
             row["prediction_set"] = [*self.prediction_set]
         return {**row, "notes": [*self.notes]} if self.notes else row
@@ -191,6 +194,7 @@ class Tally:
 # rows of predictions as a table, JSON, JSONL or CSV -----------------------------------------------
 
 COUNTS = ("images", "unreadable")  # columns of rows about groups
+INTEGERS = (*COUNTS, "level")
 _ALIGNED = 100  # number of rows by which the width of the first column is determined
 
 
@@ -204,6 +208,7 @@ class RowFormat:
     bom: bool = False  # whether a CSV file begins with a byte order mark
     has_sets: bool = False  # whether there are prediction sets
     groups: bool = False  # whether a row is about a group of images
+    has_levels: bool = False  # whether classes may be nodes of a tree
 
     @property
     def columns(self) -> list[str]:
@@ -211,7 +216,7 @@ class RowFormat:
         if not self.labels:
             ranks = ["", *(f"_{rank}" for rank in range(2, self.top_k + 1))]
             columns = [f"{name}{rank}" for rank in ranks for name in ("class", "probability")]
-            columns += ["prediction_set"] * self.has_sets
+            columns += ["level"] * self.has_levels + ["prediction_set"] * self.has_sets
         first = ["group", *COUNTS] if self.groups else ["path"]
         return [*first, *columns, "notes", "error"]
 
@@ -225,6 +230,7 @@ class RowFormat:
         else:
             found = [cell for pair in pairs for cell in pair]
             found += [None] * (2 * self.top_k - len(found))
+            found += [one.level] * self.has_levels
             found += [JOINER.join(one.prediction_set)] * self.has_sets
         counts = [one.images, one.unreadable] if self.groups else []
         return [one.path, *counts, *found, "; ".join(one.notes), one.error]

@@ -11,7 +11,7 @@ requested precision.
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from vitft.messages.results import threshold_text
-from vitft.metrics.calibration import sigmoid
+from vitft.metrics.calibration import Ints, sigmoid, softmax
 from vitft.metrics.intervals import (
     Flags,
     Floats,
@@ -30,6 +30,7 @@ from vitft.metrics.intervals import (
     design_effect,
     log_factorials,
 )
+from vitft.predict.tree import ClassTree
 from vitft.predict.validation import HeldOut
 from vitft.system.errors import UsageError
 from vitft.system.suggest import Spelling, option
@@ -112,6 +113,15 @@ def choose_threshold(
         raise _not_certain(answers, precision, confidence, spell)
     if not covered:
         raise _unreachable(answers, precision, spell)
+    guaranteed = None if confidence is None else (precision, confidence)
+    images = held_out.in_words(len(answers.correct), answers.groups)
+    return _threshold(answers, covered, images, guaranteed)
+
+
+def _threshold(
+    answers: Answers, covered: int, images: str, guaranteed: tuple[float, float] | None = None
+) -> Threshold:
+    """Return the threshold at or above which so many answers are."""
     right, groups = answers.correct[:covered], answers.groups
     return Threshold(
         value=float(answers.probability[covered - 1]),
@@ -119,8 +129,8 @@ def choose_threshold(
         expected=float(answers.probability[:covered].mean()),
         interval=accuracy_interval(right, None if groups is None else groups[:covered]),
         covered=covered,
-        images=held_out.in_words(len(answers.correct), groups),
-        guaranteed=None if confidence is None else (precision, confidence),
+        images=images,
+        guaranteed=guaranteed,
     )
 
 
@@ -313,3 +323,60 @@ def choose_label_thresholds(
             f"{requested_percent(precision)}: {listing(unreachable)}"
         )
     return tuple(thresholds)
+
+
+# choice of a threshold for each level of a tree of classes, given a requested precision -----------
+
+_NO_ANSWER = 2.0  # threshold of a level without answers, because none reaches the precision
+
+
+def choose_level_thresholds(
+    run: Path, precision: float, tree: ClassTree, lowest: float
+) -> tuple[float, ...]:
+    """Return and log the smallest threshold of each level at which it reaches a precision.
+
+    `lowest` is that of the classes. A level above them answers the images that no level below it
+    answers, and its precision holds for these.
+    """
+    logits, labels, groups = _held_out(run, option).scores()
+    probabilities = softmax(logits.astype(np.float64))
+    covers = level_covers(tree, probabilities, labels, precision, lowest, groups)
+    thresholds = [lowest]
+    for level, answers, covered in covers:
+        images = count(len(answers.correct), "unsure image")
+        if covered:
+            chosen = _threshold(answers, covered, images)
+            log.info(f"level {level}: {chosen}")
+            thresholds.insert(0, chosen.value)
+        else:
+            log.warning(
+                f"level {level} has no answers: no threshold reaches a precision of "
+                f"{requested_percent(precision)} on {images}"
+            )
+            thresholds.insert(0, _NO_ANSWER)
+    return tuple(thresholds)
+
+
+def level_covers(
+    tree: ClassTree,
+    probabilities: Floats,
+    labels: Ints,
+    precision: float,
+    lowest: float,
+    groups: Groups | None = None,
+) -> Iterator[tuple[int, Answers, int]]:
+    """Yield each level above the classes, from below: its answers, and how many are sure enough.
+
+    The answers are those for images (n, C) that have no answer at a level below.
+    """
+    rest = probabilities.max(axis=1) < lowest
+    for level in range(len(tree.nodes) - 1, 0, -1):
+        probability, best = tree.best(probabilities, level)
+        some = rest & tree.has_answer(best, level)
+        right = best == tree.above[level - 1][labels]
+        own = None if groups is None else groups[some]
+        answers = Answers.sorted(probability[some], right[some], own)
+        covered = smallest_cover(answers, precision)
+        yield level, answers, covered
+        if covered:
+            rest &= ~(some & (probability >= answers.probability[covered - 1]))

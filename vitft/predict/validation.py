@@ -89,6 +89,8 @@ class HeldOut:
     """Whether each of these is right (m,), or whether each image has the label (m, C)."""
     label_probability: Floats
     """Probability (m,) of the true class of training images; none of a multi-label model."""
+    train_logits: ScoreArray
+    """Logits (m, C) of these images; none of a multi-label model."""
     cross_validated: Mapping[str, str]  # cross-validated class of images by their SHA-256
 
     @classmethod
@@ -123,6 +125,11 @@ class HeldOut:
             np.float64,
             lambda x: x.shape in (probability.shape, (0,)) and ((x >= 0) & (x <= 1)).all(),
         )
+        train_logits = array(
+            "train_logits",
+            np.float32,
+            lambda x: x.shape in ((len(probability), classes), (0,)) and np.isfinite(x).all(),
+        )
         numbers = array(
             "cross_validated",
             np.int64,
@@ -135,6 +142,7 @@ class HeldOut:
             probability=probability,
             correct=correct,
             label_probability=of_label,
+            train_logits=train_logits,
             cross_validated={
                 row.sha256: split.classes[number]
                 for row, number in zip(split.rows, numbers.tolist(), strict=False)
@@ -211,6 +219,16 @@ class HeldOut:
             ),
             groups=None if groups is None else np.unique(groups, return_inverse=True)[1],
         )
+
+    def scores(self) -> tuple[ScoreArray, Ints, Groups | None]:
+        """Return the logits (n, C), classes and groups (n,) of the images of `answers`."""
+        answers, training = self.answers(), self.train_logits
+        places = {row.path: place for place, row in enumerate(self.split.val)}
+        logits = self.logits[[places[row.path] for row in distinct_rows(self.split.val)]]
+        if len(training) != len(self.probability):
+            raise damaged_file(self.run / _VALIDATION_FILE, "it has no train_logits")
+        logits = np.concatenate([logits, training]) if len(training) else logits
+        return logits, answers.labels, answers.groups
 
     def in_words(self, images: int, groups: Sequence[str] | Groups | None) -> str:
         """Return in words on how many images something was measured, and how exactly."""

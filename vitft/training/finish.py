@@ -123,7 +123,10 @@ def evaluate(fitted: Fitted) -> _Evaluated:
             if not manifest.labels:
                 probability, right = confidence_and_correctness(answers, truth)
                 correct = right.astype(bool)
-                arrays["train_label_probability"] = np.exp(-log_losses(answers, truth))
+                arrays |= {
+                    "train_label_probability": np.exp(-log_losses(answers, truth)),
+                    "train_logits": answers.astype(np.float32),
+                }
             arrays |= {"train_probability": probability, "train_correct": correct}
         if scored is not None and (predicted := _cross_validated_classes(data, scored)) is not None:
             arrays["cross_validated"] = predicted
