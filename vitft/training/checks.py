@@ -230,8 +230,6 @@ def _changed_settings(
             getattr(section_from_table(section, table.get(section, {})), name)
             for table in (before, after)
         )  # parsed, so that a size of 32 is not another than [32, 32]
-        if isinstance(old, tuple) and isinstance(new, tuple) and len(new) == 1:
-            new *= len(old)  # one value for all channels
         if key == "data.fixes" and new:
             new = str(Path(new).resolve())  # as the run writes it
         if old != new:
