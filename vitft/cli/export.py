@@ -8,6 +8,7 @@ from vitft.cli import output
 from vitft.cli.parser import Command
 from vitft.export.plan import (
     CLOSED_FORMATS,
+    DEFAULT_OPSET,
     EXPORT_FORMATS,
     FOREIGN_FORMATS,
     NUM_COMPARED,
@@ -47,6 +48,8 @@ formats:  one or more formats (several are written to one folder each)
 ONNX and PyTorch graphs:
 --with-preprocessing  accept uint8 images and normalise them inside the graph
 --with-resize  ONNX only: accept images of any size
+--half  ONNX only: store the weights in 16 bits, for half the file size
+--opset N := {DEFAULT_OPSET}  operator set of ONNX graphs, for older runtimes (16 to 18)
 run:
 --run RUN  run directory, checkpoint or hf:OWNER/NAME (default: runs/latest)
 --out DIR  new folder for the export (default: export, or export-2 and so on)
@@ -72,7 +75,7 @@ def _export_command(args: argparse.Namespace) -> int:
     if args.format not in ("table", "json"):  # as in other tools
         raise _by_option(args.format)
     options = (
-        *("with_preprocessing", "with_resize", "images", "licence"),
+        *("with_preprocessing", "with_resize", "half", "opset", "images", "licence"),
         *("private", "revision", "dry_run", "image_licence", "image_credit"),
     )
     formats = [name for name in EXPORT_FORMATS if getattr(args, name.replace("-", "_"))]
@@ -163,6 +166,7 @@ def _print_json(done: "Exported", plan: ExportPlan) -> None:
                     "logit_difference": one.difference,
                     "changed": one.changed,
                     "bytes": one.size,
+                    "oldest_onnxruntime": plan.oldest_runtime(one.name),
                 }
                 for one in done.rows
             ],

@@ -212,6 +212,7 @@ def write_readme(
         at_chance=markdown_text(chance_clause(results)),
         row=row,
         plan=plan,
+        oldest_runtime=plan.oldest_runtime(row.name),
         eight_bits=row if row.is_eight_bits else second,
         grey_range=" to ".join(f"{level:,.6g}" for level in transform.grey_range),
         snippets=_usage_snippets(card, row.name, plan),

@@ -17,7 +17,7 @@ from vitft.export.formats.base import (
 )
 from vitft.export.formats.html import HtmlFormat
 from vitft.export.formats.onnx import (
-    MAX_ERROR_RESIZED,
+    MAX_ERROR_ROUNDED,
     Int8Format,
     OnnxFormat,
     TorchExportFormat,
@@ -158,9 +158,10 @@ def _refused(
     """Return an error for each format that does not agree with the run; raise it if none does."""
     refused: dict[str, RunError] = {}
     for row in rows:
-        limit = MAX_ERROR_RESIZED if plan.with_resize else formats[row.form].max_error
+        may_differ = plan.with_resize or plan.half
+        limit = MAX_ERROR_ROUNDED if may_differ else formats[row.form].max_error
         try:
-            row.check(limit)
+            row.check(limit, is_half=plan.half)
         except RunError as error:
             refused.setdefault(row.form, error)
     if len(refused) == len(formats):

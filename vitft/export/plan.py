@@ -47,6 +47,11 @@ CLOSED_FORMATS = ("torch-export", "html", "preprocessing")
 """Formats that vitft itself cannot open with `--run`."""
 _HUB_FORMATS = ("safetensors", "timm", "transformers", "transformers-js")
 """Formats that a hub repository can contain."""
+_ONNX_FORMATS = ("onnx", "int8")
+DEFAULT_OPSET = 18  # operator set of ONNX graphs
+_OLDEST_RUNTIMES = {16: "1.11", 17: "1.12", 18: "1.14"}
+"""Oldest onnxruntime that opens a graph, by opset
+(https://onnxruntime.ai/docs/reference/compatibility.html)."""
 NUM_COMPARED = 64  # default number of validation images used to compare exports with the original
 _MAX_LICENCE = 100  # maximum number of characters in the name of a licence
 _MAX_CREDIT = 500  # maximum number of characters in the credit of example images
@@ -70,6 +75,8 @@ class ExportPlan:
     with_preprocessing: bool = False
     """Whether graphs accept bytes and normalise them; implied by `with_resize`."""
     with_resize: bool = False
+    half: bool = False  # whether the graph stores its matrices in 16 bits
+    opset: int = DEFAULT_OPSET  # key of `_OLDEST_RUNTIMES`
     images: int = NUM_COMPARED
     repo: str = ""
     """Hub repository (owner/name) that the folder is uploaded to; empty for no upload."""
@@ -82,6 +89,10 @@ class ExportPlan:
     image_licence: str = ""
     """Licence of the images; if it permits publication, the hub page shows one image per class."""
     image_credit: str = ""  # authors of the images, shown below them
+
+    def oldest_runtime(self, name: str) -> str | None:
+        """Return the oldest onnxruntime that opens a format, or None for other formats."""
+        return _OLDEST_RUNTIMES[self.opset] if name in _ONNX_FORMATS else None
 
 
 def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> ExportPlan:  # noqa: ANN401
@@ -96,17 +107,7 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
             "no export format given",
             fix=f"choose one or more: {', '.join(f'--{f}' for f in EXPORT_FORMATS)}",
         )
-    if plan.with_preprocessing and not {*plan.formats} <= {*_GRAPH_FORMATS}:
-        raise UsageError(
-            "--with-preprocessing can only be used with formats that contain a computation graph",
-            fix=f"use it only with {', '.join(f'--{f}' for f in _GRAPH_FORMATS)}. The other "
-            "formats describe the preprocessing in their config.json",
-        )
-    if plan.with_resize and plan.formats != ("onnx",):
-        raise UsageError(
-            "--with-resize can only be used with --onnx alone",
-            fix="run vitft export twice: with --onnx --with-resize, and with the other formats",
-        )
+    _check_graph(plan)
     if plan.images < 1:
         raise UsageError(f"invalid --images {plan.images}", fix="use an integer of 1 or more")
     if len(plan.licence) > _MAX_LICENCE or not plan.licence.isprintable():
@@ -119,6 +120,27 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
         if name in _NEEDED_EXTRAS:
             require_extra(_NEEDED_EXTRAS[name], feature=f"export --{name}")
     return plan
+
+
+def _check_graph(plan: ExportPlan) -> None:
+    """Check the options of formats that contain the computation graph."""
+    if plan.with_preprocessing and not {*plan.formats} <= {*_GRAPH_FORMATS}:
+        raise UsageError(
+            "--with-preprocessing can only be used with formats that contain a computation graph",
+            fix=f"use it only with {', '.join(f'--{f}' for f in _GRAPH_FORMATS)}. The other "
+            "formats describe the preprocessing in their config.json",
+        )
+    for option, is_set in (("--with-resize", plan.with_resize), ("--half", plan.half)):
+        if is_set and plan.formats != ("onnx",):
+            raise UsageError(
+                f"{option} can only be used with --onnx alone",
+                fix=f"run vitft export twice: with --onnx {option}, and with the other formats",
+            )
+    is_onnx = {*plan.formats} <= {*_ONNX_FORMATS}
+    if plan.opset not in _OLDEST_RUNTIMES or (plan.opset != DEFAULT_OPSET and not is_onnx):
+        lowest, highest = min(_OLDEST_RUNTIMES), max(_OLDEST_RUNTIMES)
+        fix = f"use {lowest} to {highest}, only with --onnx and --int8"
+        raise UsageError(f"invalid --opset {plan.opset}", fix=fix)
 
 
 def _check_push(plan: ExportPlan) -> None:

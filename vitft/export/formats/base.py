@@ -248,14 +248,18 @@ class ExportComparison:
             several_labels=bool(thresholds),
         )
 
-    def check(self, max_error: float = ExportFormat.max_error) -> None:
+    def check(self, max_error: float = ExportFormat.max_error, *, is_half: bool = False) -> None:
         """Raise a RunError if the predictions do not agree with the original predictions.
 
         For int8, the predicted class may change on at most one image, or on the fraction
         `_MAX_CHANGED` of the images if that is more. For other formats, logits may differ by at
-        most `max_error`, relative to the larger of 1 and the largest logit.
+        most `max_error`, relative to the larger of 1 and the largest logit. With 16-bit weights
+        (`is_half`), no predicted class may change.
         """
         is_off, fix = self.difference > max_error * max(1.0, self.largest), ""
+        if is_half:
+            is_off = is_off or self.changed > 0
+            fix = "remove --half, because 16 bits are too few for this model"
         if self.is_eight_bits:
             if not self.images:
                 raise RunError(

@@ -31,6 +31,7 @@ from vitft.export.formats.base import (
     timed_step,
 )
 from vitft.export.formats.timm import labels_of
+from vitft.export.plan import DEFAULT_OPSET
 from vitft.export.trained import LabelledImage, TrainedRun
 from vitft.models.card import Card, add_graph_digest
 from vitft.models.find import ONNX_FILE, PROGRAM_FILE
@@ -105,12 +106,14 @@ def _example_of(trained: TrainedRun, *, takes_bytes: bool) -> tuple[nn.Module, T
     return trained.model, torch.zeros(2, shape.in_channels, *transform.image_size)
 
 
-def _export_error(target: str, error: Exception) -> RunError:
+def _export_error(
+    target: str, error: Exception, fix: str = "use --timm or --safetensors"
+) -> RunError:
     """Return the error for a model that cannot be exported to a format."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return RunError(
         f"{target} cannot export this model: {(lines or [type(error).__name__])[0][:200]}",
-        fix="use --timm or --safetensors",
+        fix=fix,
     )
 
 
@@ -199,11 +202,11 @@ class TorchExportFormat(ExportFormat):
 
 # export format --onnx: an ONNX graph for onnxruntime and other tools, with any batch size ---------
 
-_OPSET = 18  # newest operator set that onnxruntime 1.14 supports; most other tools also support it
 _MAX_INLINE_BYTES = 1_800_000_000
 """Size in bytes above which weights are saved in a second file; protobuf allows up to 2 GiB."""
-MAX_ERROR_RESIZED = 1e-2
-"""Maximum relative logit difference for graphs that resize images (Pillow resizes differently)."""
+MAX_ERROR_ROUNDED = 1e-2
+"""Maximum relative logit difference for graphs that resize images (Pillow resizes differently), and
+for 16-bit weights."""
 
 
 class OnnxFormat(ExportFormat):
@@ -215,9 +218,12 @@ class OnnxFormat(ExportFormat):
         return _resize_obstacle(self.card) if self.plan.with_resize else ""
 
     def write(self, folder: Path) -> None:
-        any_size = self.plan.with_resize
-        takes_bytes = self.plan.with_preprocessing or any_size
-        _save_graph(self.trained, folder / ONNX_FILE, takes_bytes=takes_bytes, any_size=any_size)
+        path, plan = folder / ONNX_FILE, self.plan
+        takes_bytes = plan.with_preprocessing or plan.with_resize
+        _save_graph(self.trained, path, takes_bytes=takes_bytes, any_size=plan.with_resize)
+        if plan.half or plan.opset != DEFAULT_OPSET:
+            with writing(folder), _silenced():
+                _rewrite_file(path, path, *[_halve_graph] * plan.half, opset=plan.opset)
 
     def open(self, folder: Path) -> OpenedModel:
         return _open_onnx(folder / ONNX_FILE)
@@ -241,7 +247,7 @@ def _save_graph(trained: TrainedRun, path: Path, *, takes_bytes: bool, any_size:
     with writing(path.parent), _silenced():
         program.save(path, external_data=is_big)
         if any_size:  # the nodes that resize images come first
-            model, data = onnx.load(path), path.with_name(f"{path.name}.data")
+            model = onnx.load(path)
             source = _RESIZE_INPUT if takes_bytes else _PLANES_INPUT
             front = resize_graph(trained.card.transform, model.ir_version, source=source)
             merged = onnx.compose.merge_models(front, model, io_map=[(_RESIZE_OUTPUT, "pixels")])
@@ -249,10 +255,24 @@ def _save_graph(trained: TrainedRun, path: Path, *, takes_bytes: bool, any_size:
             merged.opset_import.extend(model.opset_import)
             text = _describe_graph(trained, takes_bytes=takes_bytes, any_size=True)
             onnx.helper.set_model_props(merged, {"vitft": text})
-            data.unlink(missing_ok=True)
-            location = data.name if is_big else None
-            onnx.save(merged, path, save_as_external_data=is_big, location=location)
+            _save_model(merged, path)
         add_graph_digest(path)
+
+
+def _save_model(model: Any, path: Path) -> None:  # noqa: ANN401 - onnx's protobuf
+    """Write a graph, with the weights in a second file if they are too large for one file."""
+    import onnx
+
+    data = path.with_name(f"{path.name}.data")
+    data.unlink(missing_ok=True)
+    is_big = _weight_bytes(model) > _MAX_INLINE_BYTES
+    location = data.name if is_big else None
+    onnx.save(model, path, save_as_external_data=is_big, location=location)
+
+
+def _weight_bytes(model: Any) -> int:  # noqa: ANN401 - onnx's protobuf
+    """Return the size of a graph's weights in bytes."""
+    return sum(len(tensor.raw_data) for tensor in model.graph.initializer)
 
 
 @lru_cache(maxsize=1)  # --onnx and --int8 start from the same graph
@@ -265,7 +285,7 @@ def _onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN40
                 model,
                 (example,),
                 dynamo=True,
-                opset_version=_OPSET,
+                opset_version=DEFAULT_OPSET,
                 input_names=["pixels"],
                 output_names=["logits"],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
@@ -280,6 +300,7 @@ def _onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN40
     inputs = (*graph.inputs, *graph.initializers.values())
     for part in (graph, *graph, *inputs, *outputs, *inside):
         part.metadata_props.clear()  # contains file paths and source lines
+    program.model.ir_version = 8  # of the file format, for onnxruntime 1.11
     program.model.metadata_props["vitft"] = _describe_graph(trained, takes_bytes=takes_bytes)
     return program
 
@@ -379,11 +400,10 @@ class Int8Format(OnnxFormat):
     name = "int8"
 
     def write(self, folder: Path) -> None:
-        path = folder / ONNX_FILE
-        super().write(folder)
+        path, takes_bytes = folder / ONNX_FILE, self.plan.with_preprocessing
+        _save_graph(self.trained, path, takes_bytes=takes_bytes, any_size=False)
         with writing(folder), _silenced():
-            remaining = _quantize_file(path, path)
-            path.with_name(f"{ONNX_FILE}.data").unlink(missing_ok=True)
+            remaining = _rewrite_file(path, path, quantize_graph, opset=self.plan.opset)
         if remaining > _MAX_REMAINING:
             raise RunError(
                 f"--int8 would save little: the model would keep {percent(remaining, 0)} of its "
@@ -392,23 +412,90 @@ class Int8Format(OnnxFormat):
             )
 
 
-def _quantize_file(exact: Path, small: Path) -> float:
-    """Write the graph in `exact` to `small` with int8 matrices; return the ratio of their sizes."""
+def _rewrite_file(
+    exact: Path, small: Path, *changes: Callable[[Any], None], opset: int = DEFAULT_OPSET
+) -> float:
+    """Write the graph in `exact` to `small`, changed and in `opset`; return the ratio of sizes."""
     import onnx
 
     model = onnx.load(exact)
     del model.graph.value_info[:]  # these shapes conflict with those of quantised nodes
-    before = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    quantize_graph(model.graph)
-    after = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    before = _weight_bytes(model)
+    for change in changes:
+        change(model.graph)
+    after = _weight_bytes(model)
+    if opset < DEFAULT_OPSET:
+        _lower_opset(model, opset)
     facts = json.loads({entry.key: entry.value for entry in model.metadata_props}["vitft"])
-    if "run" in facts:
+    if quantize_graph in changes and "run" in facts:
         facts["run"]["rounded"] = True  # its accuracy is that of float32
     # Without the digest of the exact graph.
     onnx.helper.set_model_props(model, {"vitft": json.dumps(facts, allow_nan=False)})
-    onnx.save(model, small)
+    _save_model(model, small)
+    try:
+        onnx.checker.check_model(small, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise _export_error(f"ONNX opset {opset}", error, "leave out --opset") from error
     add_graph_digest(small)
     return after / before
+
+
+def _halve_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobuf
+    """Store the matrices of a graph in float16, in place, and convert them back in front of use.
+
+    All runtimes then compute in float32, where no activation overflows.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+
+    for tensor in graph.initializer:
+        is_matrix = sum(size > 1 for size in tensor.dims) > 1
+        if is_matrix and tensor.data_type == TensorProto.FLOAT:
+            name, stored = tensor.name, f"{tensor.name}_half"
+            weights = numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(weights, stored))
+            cast = helper.make_node("Cast", [stored], [name], name, to=TensorProto.FLOAT)
+            graph.node.insert(0, cast)
+
+
+def _lower_opset(model: Any, opset: int) -> None:  # noqa: ANN401 - onnx's protobuf
+    """Rewrite a graph, in place, without operators and inputs that are newer than `opset`."""
+    from onnx import helper, numpy_helper
+
+    graph, builder = model.graph, _GraphBuilder("older_", {})
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    moved: set[str] = set()  # names of axes that are attributes now
+    for node in graph.node:
+        attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        is_newer = node.op_type.startswith("Reduce") and node.op_type != "ReduceSum"
+        if node.op_type == "LayerNormalization" and opset < 17:
+            _add_layer_norm(builder, node, attributes["axis"], attributes["epsilon"])
+        elif is_newer and node.input[-1] in constants:  # the axes were an attribute before 18
+            x, name = node.input
+            moved.add(name)
+            attributes.pop("noop_with_empty_axes", None)  # since 18
+            attributes["axes"] = numpy_helper.to_array(constants[name])
+            builder.add(node.op_type, x, **attributes)
+            builder.nodes[-1].output[0] = node.output[0]
+        else:
+            builder.nodes.append(node)
+    for name in moved.difference(name for node in builder.nodes for name in node.input):
+        graph.initializer.remove(constants[name])
+    graph.initializer.extend(builder.tensors())
+    del graph.node[:]
+    graph.node.extend(builder.nodes)
+    model.opset_import[0].version = opset
+
+
+def _add_layer_norm(builder: _GraphBuilder, node: Any, axis: int, epsilon: float) -> None:  # noqa: ANN401
+    """Add the steps of a LayerNormalization, which is one operator since opset 17."""
+    add, (x, scale, *biases), axes = builder.add, node.input, [*range(axis, 0)]
+    centred = add("Sub", x, add("ReduceMean", x, axes=axes))
+    variance = add("ReduceMean", add("Mul", centred, centred), axes=axes)
+    deviation = add("Sqrt", add("Add", variance, epsilon))
+    scaled = add("Mul", add("Div", centred, deviation), scale)
+    for bias in biases:  # at most one
+        add("Add", scaled, bias)
+    builder.nodes[-1].output[0] = node.output[0]
 
 
 def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
@@ -554,7 +641,7 @@ def resize_graph(
     )
     return helper.make_model(
         helper.make_graph(graph.nodes, "resize", [begin], [end], graph.tensors()),
-        opset_imports=[helper.make_opsetid("", _OPSET)],
+        opset_imports=[helper.make_opsetid("", DEFAULT_OPSET)],
         ir_version=ir_version,
     )
 
@@ -709,7 +796,7 @@ class TransformersJsFormat(ExportFormat):
     """The files config.json, preprocessor_config.json and two graphs in onnx/."""
 
     name = "transformers-js"
-    max_error = MAX_ERROR_RESIZED
+    max_error = MAX_ERROR_ROUNDED
 
     def obstacle(self) -> str:
         if self.card.thresholds:
@@ -730,7 +817,7 @@ class TransformersJsFormat(ExportFormat):
             exact.parent.mkdir()
         _save_graph(self.trained, exact, takes_bytes=False, any_size=True)
         with writing(folder), _silenced():
-            _quantize_file(exact, small)
+            _rewrite_file(exact, small, quantize_graph)
 
     def open(self, folder: Path) -> OpenedModel:
         return _open_onnx(folder / _EXACT_GRAPH)
