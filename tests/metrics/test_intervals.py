@@ -240,6 +240,6 @@ def test_the_interval_of_a_mean_covers_the_truth_about_95_times_in_100(
     assert 0.93 <= inside / 400 <= 0.98
 
 
-@pytest.mark.parametrize("values", [[0.5], [0.25, 0.25, 0.25], [4.5] * 3])
+@pytest.mark.parametrize("values", [[0.5], [0.25] * 3, [4.5] * 3])
 def test_equal_values_have_an_interval_of_zero_width(values: list[float]) -> None:
     assert mean_interval(np.array(values)) == (values[0], values[0])

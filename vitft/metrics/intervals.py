@@ -289,7 +289,7 @@ def mean_interval(values: Floats, groups: Groups | None = None) -> Interval | No
     if too_few(groups):
         return None
     mean, deviation = float(values.mean()), float(values.std())
-    if deviation <= 1e-12 * (1 + mean):
+    if values.min() == values.max():
         return mean, mean
     squares = _group_sums(values - mean, groups) ** 2
     carriers = squares.sum() ** 2 / max(1e-300, (squares**2).sum())
