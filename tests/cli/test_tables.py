@@ -16,21 +16,23 @@ from vitft.cli.main import main
 FLOWER = "a flower of the meadows with many narrow petals around a yellow disc"
 
 
-def on_terminal(*words: str) -> list[str]:
-    """Return the lines that a command prints on a terminal of 80 columns."""
+def on_terminal(*words: str, columns: int = 80) -> tuple[list[str], str]:
+    """Return the lines that a command prints on a terminal, and its notes in a pipe."""
     leader, follower = pty.openpty()
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "NO_COLOR": "1"}
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": f"{columns}", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "vitft", *words]
-    with subprocess.Popen(command, stdout=follower, stderr=subprocess.DEVNULL, env=variables):
+    piped, text = subprocess.PIPE, b""
+    with subprocess.Popen(command, stdout=follower, stderr=piped, env=variables) as process:
         os.close(follower)
-        text = b""
         try:
             while part := os.read(leader, 65536):
                 text += part
         except OSError:  # Linux reports the end of a terminal as an error
             pass
         os.close(leader)
-    return [line.rstrip() for line in re.sub(r"\x1b\[\d*m", "", text.decode()).splitlines()]
+        notes = process.stderr.read().decode() if process.stderr else ""
+    lines = re.sub(r"\x1b\[\d*m", "", text.decode()).splitlines()
+    return [line.rstrip() for line in lines], notes
 
 
 @pytest.mark.parametrize(
@@ -49,9 +51,27 @@ def on_terminal(*words: str) -> list[str]:
     ],
 )
 def test_a_narrow_table_keeps_its_columns_and_words(words: list[str], row: str) -> None:
-    found = on_terminal("weights", *words)
+    found, _ = on_terminal("weights", *words)
 
     assert any(line.startswith(row) for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("columns", "heading", "hidden"),
+    [
+        (72, f"{'name':42}  trained on        licence", "classes and px"),
+        (71, f"{'name':42}  licence", "trained on, classes and px"),
+    ],
+)
+def test_columns_for_which_there_is_no_room_are_named(
+    columns: int, heading: str, hidden: str
+) -> None:
+    found, notes = on_terminal(
+        *("weights", "list", "--size", "tiny", "--data", "imagenet-21k, imagenet"), columns=columns
+    )
+
+    assert found[0] == heading
+    assert f"the terminal is too narrow: {hidden}. To show all, append `| cat`" in notes
 
 
 def test_class_names_are_wrapped_between_words(
@@ -62,8 +82,8 @@ def test_class_names_are_wrapped_between_words(
     (data / "red").rename(data / FLOWER)
     assert main(["finetune", "--data", "data", "--weights", str(tiny_weights), "--out", "run"]) == 0
 
-    evaluated = on_terminal("-v", "evaluate", "--run", "run", "--data", "data")
+    evaluated, _ = on_terminal("-v", "evaluate", "--run", "run", "--data", "data")
 
     table = " ".join(evaluated[next(i for i, line in enumerate(evaluated) if "recall" in line) :])
     assert set(FLOWER.split()) <= set(table.split())
-    assert any(line.split() == ["true", "\\", "predicted", "1", "2", "3"] for line in evaluated)
+    assert "class  predicted as  images" in evaluated  # the matrix would be too wide

@@ -38,7 +38,7 @@ class Server:
 
     def get_experiment_by_name(self, name: str) -> SimpleNamespace | None:
         found = self.experiments.get(name)
-        return found and SimpleNamespace(experiment_id=found)
+        return SimpleNamespace(experiment_id=found) if found else None
 
     def create_experiment(self, name: str) -> str:
         return self.experiments.setdefault(name, "7")

@@ -105,9 +105,9 @@ class _MLflow(_Tracker):
             found, create = self.experiment, self.client.create_experiment
             experiment = found.experiment_id if found else create(self.name)
             self.id = str(self.client.create_run(experiment, run_name=folder.name).info.run_id)
+            # There are fewer settings than the maximum per request, which is 100
             params = [Param(key, str(value)[:500]) for key, value in settings.items()]
-            for first in range(0, len(params), 100):  # maximum per request
-                self.client.log_batch(self.id, params=params[first : first + 100])
+            self.client.log_batch(self.id, params=params)
         return f"run {self.id} at {self.address}"
 
     def log(self, points: _MetricPoints) -> None:
