@@ -17,7 +17,7 @@ import numpy as np
 
 from vitft.data.table import TableReader
 from vitft.metrics.calibration import Ints
-from vitft.metrics.intervals import Floats
+from vitft.metrics.intervals import Flags, Floats
 from vitft.system.suggest import misspelt_name
 
 _FIX = "write one line per class or parent, with the columns class and parent, e.g. wolf,canidae"
@@ -38,12 +38,12 @@ class ClassTree:
         A class without a line has no parent. A DataError says that the table is invalid.
         """
         reader = TableReader(path, missing="check the path", fix=_FIX)
-        parents, lines = dict[str, str](), dict[str, int]()
+        parents, lines, known = dict[str, str](), dict[str, int](), {*classes}
         for row in reader.records("class", "parent"):
             name, parent = (reader.checked(row[key], key).strip() for key in ("class", "parent"))
             if name in parents:
                 raise reader.error(f"{name} is also in line {lines[name]}", column="class")
-            if parent in classes:
+            if parent in known:
                 problem = f"{parent} is a class of the model, so it cannot be a parent"
                 raise reader.error(problem, column="parent")
             parents[name], lines[name] = parent, reader.line
@@ -54,8 +54,9 @@ class ClassTree:
                 if parent in paths[-1]:
                     raise reader.error(f"{parent} is above itself", line=lines[parent])
                 paths[-1].insert(0, parent)
+        known = known.union(*paths)
         for name, line in lines.items():
-            if not any(name in names for names in paths):
+            if name not in known:
                 meant = misspelt_name(name, classes)
                 problem = f"{name} is not a class of the model, and no class is below it"
                 fix = f"write {meant}" if meant else "remove the line, or correct the name"
@@ -65,7 +66,7 @@ class ClassTree:
             for level in range(max(map(len, paths)) - 1)
         ]
         if not found:
-            raise reader.error("no class has a parent", line=0)
+            raise reader.error("no class has a parent")
         return cls(
             nodes=[*(names.tolist() for names, _ in found), classes],
             above=[*(own for _, own in found), np.arange(len(classes))],
@@ -78,8 +79,10 @@ class ClassTree:
             probabilities: Of each class (n, C).
             level: From 1, the top, to the number of levels.
         """
-        members = self.above[level - 1][:, None] == np.arange(len(self.nodes[level - 1]))
-        sums = probabilities @ members.astype(np.float64)  # (n, K)
+        above = self.above[level - 1]
+        order = np.argsort(above, kind="stable")  # classes of a node are neighbours
+        starts = np.searchsorted(above[order], np.arange(len(self.nodes[level - 1])))
+        sums = np.add.reduceat(probabilities[:, order], starts, axis=1)  # (n, K)
         best = sums.argmax(axis=1)
         return np.take_along_axis(sums, best[:, None], axis=1)[:, 0], best
 
@@ -97,7 +100,7 @@ class ClassTree:
             sums[is_sure] = probability[is_sure]
         return levels, nodes, sums
 
-    def has_answer(self, nodes: Ints, level: int) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    def has_answer(self, nodes: Ints, level: int) -> Flags:
         """Return whether each node (n,) of a level may be an answer at this level."""
         if level == len(self.nodes):
             return np.ones(len(nodes), bool)
