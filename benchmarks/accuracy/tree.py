@@ -1,6 +1,6 @@
 """Answers by a parent class (`--tree`) on new photos, at the precision of answers by a class.
 
-    python -m benchmarks.accuracy.tree --weights FILE --data DIR --tree CSV [--images 300] [--draws 200]
+    python -m benchmarks.accuracy.tree --weights FILE --data DIR --tree CSV [--images 300] [--draws 120]
         [--precisions 0.9 0.95]
 
 Each draw is a run as in `guarantees`: so many photos, a fifth held out, the head solved, cross-validated and calibrated as
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--tree", type=Path, required=True)
     parser.add_argument("--images", type=int, default=300)
-    parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--draws", type=int, default=120)
     parser.add_argument("--precisions", type=float, nargs="*", default=[0.9, 0.95])
     args = parser.parse_args()
     torch.set_num_threads(1)
