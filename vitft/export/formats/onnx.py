@@ -266,8 +266,7 @@ def _save_model(model: Any, path: Path) -> None:  # noqa: ANN401 - onnx's protob
     data = path.with_name(f"{path.name}.data")
     data.unlink(missing_ok=True)
     is_big = _weight_bytes(model) > _MAX_INLINE_BYTES
-    location = data.name if is_big else None
-    onnx.save(model, path, save_as_external_data=is_big, location=location)
+    onnx.save(model, path, save_as_external_data=is_big, location=data.name)
 
 
 def _weight_bytes(model: Any) -> int:  # noqa: ANN401 - onnx's protobuf
