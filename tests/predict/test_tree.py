@@ -99,12 +99,13 @@ def write_run(folder: Path, logits: np.ndarray, labels: np.ndarray, validation: 
     return folder
 
 
+@pytest.mark.parametrize("validation", [30, 140])
 def test_each_level_has_a_threshold_from_validation_and_cross_validated_images(
-    tmp_path: Path, tree: ClassTree, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, tree: ClassTree, validation: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     logits, labels = unsure_images()
     order = np.random.default_rng(0).permutation(len(labels))
-    run = write_run(tmp_path, logits[order], labels[order], validation=30)
+    run = write_run(tmp_path, logits[order], labels[order], validation)
     marks = Marks(precision=0.9, tree=str(tmp_path / "tree.csv"))
 
     with caplog.at_level(logging.INFO):
