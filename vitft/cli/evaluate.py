@@ -224,8 +224,6 @@ def _print_confusion(counts: Mapping[tuple[int, int], int], names: Sequence[str]
         output.table(["true \\ predicted", *names], rows, numbers=len(names))
         return
     mistakes = sorted((-count, i, j) for (i, j), count in counts.items() if i != j)
-    output.table(
-        ("class", "predicted as", "images"),
-        [(names[i], names[j], str(-count)) for count, i, j in mistakes[:10]],
-        numbers=1,
-    )
+    rows = [[names[i], names[j], str(-count)] for count, i, j in mistakes[:10]]
+    if rows:
+        output.table(["class", "predicted as", "images"], rows, numbers=1)
