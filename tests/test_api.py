@@ -157,10 +157,7 @@ def test_errors_are_raised_before_anything_is_written(
 ) -> None:
     with pytest.raises(UsageError, match=r"unknown setting optim\.epoch\n.*optim\.epochs"):
         vitft.finetune(
-            data=image_folder,
-            weights=tiny_weights,
-            out=tmp_path / "r",
-            settings={"optim.epoch": 3},
+            data=image_folder, weights=tiny_weights, out=tmp_path / "r", settings={"optim.epoch": 3}
         )
     with pytest.raises(DataError, match="not found"):
         vitft.finetune(data=tmp_path / "none", weights=tiny_weights, out=tmp_path / "r")

@@ -14,22 +14,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitft.config import (
-    DataSpec,
-    config_from_table,
-    merge_settings,
-    read_toml,
-    to_toml,
-)
+from vitft.config import DataSpec, config_from_table, merge_settings, read_toml, to_toml
 from vitft.data import EvalTransform, Images, Row, split
 from vitft.features import key_of
-from vitft.models import (
-    Card,
-    VisionTransformer,
-    ViTConfig,
-    parse_card,
-    vit_shapes,
-)
+from vitft.models import Card, VisionTransformer, ViTConfig, parse_card, vit_shapes
 from vitft.predict import Prediction, RowFormat, text_lines
 from vitft.system import StructureError, UsageError, structured
 

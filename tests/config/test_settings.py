@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 
-from vitft.config import (
-    SETTINGS,
-    config_from_table,
-    default_batch_size,
-    default_lr,
-    to_toml,
-)
+from vitft.config import SETTINGS, config_from_table, default_batch_size, default_lr, to_toml
 
 SETTINGS_PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 

@@ -62,9 +62,7 @@ def bomb() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def open_client(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[[str], AppClient]]:
+def open_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], AppClient]]:
     """Return a function that makes a run of a kind and serves it, once for all rows."""
     folder = tmp_path_factory.mktemp("served")
     machine = f"--weights {folder}/tiny.safetensors --cache none --device cpu"

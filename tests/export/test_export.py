@@ -14,12 +14,7 @@ from tests.conftest import tiny
 from tests.support.children import python
 from tests.support.export_run import make_run
 from vitft.data import open_image
-from vitft.export import (
-    EXPORT_FORMATS,
-    Exported,
-    export_run,
-    plan_export,
-)
+from vitft.export import EXPORT_FORMATS, Exported, export_run, plan_export
 from vitft.models import Provenance, TimmConfig, load_classifier
 from vitft.predict import Predictor
 from vitft.system import EXTRA_LIBRARIES, RunError, UsageError, atomic_folder

@@ -20,13 +20,7 @@ from tests.support.export_run import make_run
 from tests.support.reference_run import FOREIGN, make_reference_run
 from vitft.cli.main import main
 from vitft.data import EvalTransform
-from vitft.export import (
-    Exported,
-    export_run,
-    html_page,
-    plan_export,
-    read_page,
-)
+from vitft.export import Exported, export_run, html_page, plan_export, read_page
 from vitft.features import Reference
 from vitft.models import Card, NumpyModel, VisionTransformer, normalise
 from vitft.report import digest_source

@@ -13,11 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitft.features import (
-    Store,
-    key_of,
-    spaces,
-)
+from vitft.features import Store, key_of, spaces
 
 SPACE = {"prefix": "abc"}
 

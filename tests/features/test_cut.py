@@ -6,11 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitft.features import (
-    BothHeads,
-    cut_model,
-    run_prefix,
-)
+from vitft.features import BothHeads, cut_model, run_prefix
 from vitft.models import TimmConfig, TimmModel, VisionTransformer, ViTConfig, freeze_model
 
 PIXELS = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -16,15 +16,7 @@ import torch
 from PIL import Image
 
 from vitft.config import TrainSpec
-from vitft.data import (
-    CropTransform,
-    EvalTransform,
-    Images,
-    Row,
-    crop_views,
-    eval_view,
-    scan,
-)
+from vitft.data import CropTransform, EvalTransform, Images, Row, crop_views, eval_view, scan
 from vitft.features import Extractor, blocks_to_read, cut_model, inspect_dataset, run_prefix
 from vitft.models import TimmConfig, TimmModel, VisionTransformer, create_model
 from vitft.system import DataError, DivergedError, UsageError

@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitft.features import (
-    Folded,
-    sample_classes,
-    stratified_folds,
-    stratified_subset,
-)
+from vitft.features import Folded, sample_classes, stratified_folds, stratified_subset
 
 
 def test_groups_of_one_image_change_no_fold() -> None:

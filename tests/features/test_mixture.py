@@ -220,8 +220,7 @@ def test_the_shrinkage_has_the_lowest_held_out_loss(more: int, seed: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("last", "earlier", "more", "name"),
-    [(0.0, 3.0, 10, SEVERAL_BLOCKS), (1.5, 1.2, 60, MIXTURE)],
+    ("last", "earlier", "more", "name"), [(0.0, 3.0, 10, SEVERAL_BLOCKS), (1.5, 1.2, 60, MIXTURE)]
 )
 def test_the_chosen_method_has_the_cross_validated_loss_of_its_candidate(
     last: float, earlier: float, more: int, name: str

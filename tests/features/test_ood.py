@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 from sklearn.covariance import OAS
 
-from vitft.features import (
-    Reference,
-    fit_reference,
-    limit_of,
-    read_reference,
-    whitener,
-)
+from vitft.features import Reference, fit_reference, limit_of, read_reference, whitener
 from vitft.models import ViTConfig
 
 RANDOM = np.random.default_rng(0)

@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.hostile_files import (
-    CARD,
-    SMALL,
-    setting,
-    small_weights,
-    write_checkpoint,
-)
+from tests.support.hostile_files import CARD, SMALL, setting, small_weights, write_checkpoint
 from vitft.models import Card, load_checkpoint, parse_card, vit_shapes
 from vitft.predict import NumpyEngine
 from vitft.system import RunError

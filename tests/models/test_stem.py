@@ -12,12 +12,7 @@ from torch import nn
 
 from tests.conftest import fill, save_model
 from vitft import load_pretrained
-from vitft.models import (
-    VisionTransformer,
-    ViTConfig,
-    architecture_config,
-    build_model,
-)
+from vitft.models import VisionTransformer, ViTConfig, architecture_config, build_model
 from vitft.system import UsageError, WeightsError
 
 

@@ -18,13 +18,7 @@ from vitft import create_model, load_pretrained
 from vitft.data import EvalTransform
 from vitft.export import ExportPlan, TimmFormat, TrainedRun
 from vitft.features import cut_model
-from vitft.models import (
-    Card,
-    VisionTransformer,
-    build_model,
-    from_timm_names,
-    network_config,
-)
+from vitft.models import Card, VisionTransformer, build_model, from_timm_names, network_config
 from vitft.system import UsageError
 
 FAMILIES = [

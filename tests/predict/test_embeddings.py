@@ -17,12 +17,7 @@ from safetensors.torch import save_file
 import vitft
 from tests.conftest import tiny_home
 from vitft.cli.main import main
-from vitft.models import (
-    VisionTransformer,
-    ViTConfig,
-    load_checkpoint,
-    save_checkpoint,
-)
+from vitft.models import VisionTransformer, ViTConfig, load_checkpoint, save_checkpoint
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from vitft.metrics import wilson_interval
-from vitft.predict import (
-    Answers,
-    certain_cover,
-    choose_threshold,
-    needed_images,
-    smallest_cover,
-)
+from vitft.predict import Answers, certain_cover, choose_threshold, needed_images, smallest_cover
 from vitft.system import RunDir, UsageError, write_json
 
 

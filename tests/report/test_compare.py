@@ -8,19 +8,10 @@ import pytest
 
 from tests.report.test_decisions import with_fixes
 from tests.report.test_report import check_harmless
-from tests.support.run_files import (
-    HOSTILE,
-    make_run,
-)
+from tests.support.run_files import HOSTILE, make_run
 from vitft.cli.main import main
 from vitft.config import config_from_table, read_toml, to_toml
-from vitft.report import (
-    RunComparison,
-    compare_runs,
-    comparison_results,
-    read_run,
-    write_comparison,
-)
+from vitft.report import RunComparison, compare_runs, comparison_results, read_run, write_comparison
 
 
 def compared(*runs: Path) -> RunComparison:

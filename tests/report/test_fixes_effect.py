@@ -12,10 +12,7 @@ from tests.report.test_decisions import with_fixes
 from tests.support.run_files import make_run, with_cross_validated
 from vitft.config import config_from_table, read_toml, to_toml
 from vitft.predict import read_split
-from vitft.report import (
-    comparison_results,
-    write_comparison,
-)
+from vitft.report import comparison_results, write_comparison
 from vitft.system import RunError
 
 

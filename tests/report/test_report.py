@@ -21,13 +21,7 @@ from vitft.config import config_from_table, merge_settings, to_toml
 from vitft.messages import compared_with_accuracy
 from vitft.metrics import ClassEstimate, wilson_interval
 from vitft.predict import thumb_name
-from vitft.report import (
-    command_of,
-    digest_source,
-    html,
-    read_run,
-    write_report,
-)
+from vitft.report import command_of, digest_source, html, read_run, write_report
 from vitft.system import RunError
 
 WORDS = """
@@ -115,9 +109,7 @@ def test_a_failed_run_still_has_a_page(tmp_path: Path) -> None:
     assert "The run has no results: its status is “failed”." in page.text
 
 
-def test_a_thousand_classes_show_confused_pairs_instead_of_a_matrix(
-    tmp_path: Path,
-) -> None:
+def test_a_thousand_classes_show_confused_pairs_instead_of_a_matrix(tmp_path: Path) -> None:
     names = [f"class {i:04}" for i in range(1000)]
     run = make_run(tmp_path / "run", names, per_class=3, held_back=1, hardness=1)
 

@@ -13,12 +13,7 @@ from tests.conftest import tiny
 from vitft.config import OptimSpec
 from vitft.features import cut_model
 from vitft.models import VisionTransformer, freeze_model
-from vitft.training import (
-    Batch,
-    ProcessGroup,
-    Trainer,
-    process_group,
-)
+from vitft.training import Batch, ProcessGroup, Trainer, process_group
 
 STEPS = 5
 SIZES = [7, 7, 3, 1, 7]

@@ -18,13 +18,7 @@ from tests.support.training_data import data_set, file_digest, pooled_inputs, ro
 from vitft.config import OptimSpec, TrainSpec
 from vitft.data import EvalTransform
 from vitft.features import Cut
-from vitft.training import (
-    Dataset,
-    ProcessGroup,
-    StageInputs,
-    epoch_order,
-    training_batches,
-)
+from vitft.training import Dataset, ProcessGroup, StageInputs, epoch_order, training_batches
 
 TRANSFORM = EvalTransform(image_size=(8, 8), interpolation="bilinear", mean=(0.5,), std=(0.25,))
 ROWS = [row(name, i % 2) for i, name in enumerate("abcdefg")]

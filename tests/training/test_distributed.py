@@ -19,12 +19,7 @@ from tests.support.ranks import TORCHRUN, end_ranks, free_port, rank_environment
 from vitft.cli.main import main
 from vitft.models import load_checkpoint
 from vitft.system import ResourceError
-from vitft.training import (
-    ProcessGroup,
-    process_group,
-    rendezvous_store,
-    report_lost_process,
-)
+from vitft.training import ProcessGroup, process_group, rendezvous_store, report_lost_process
 
 EXACT = [
     *("--train", "all", "--epochs", "2", "--batch-size", "7", "--lr", "0.01"),

@@ -12,11 +12,7 @@ from torch import Tensor, nn
 
 from vitft.config import OptimSpec
 from vitft.system import DivergedError
-from vitft.training import (
-    Batch,
-    StepResult,
-    Trainer,
-)
+from vitft.training import Batch, StepResult, Trainer
 
 
 def toy_batches(epoch: int, done: int = 0) -> Iterator[Batch]:

@@ -7,11 +7,7 @@ from torch import nn
 from vitft.config import OptimSpec
 from vitft.models import TimmConfig, TimmModel, VisionTransformer, freeze_model
 from vitft.system import UsageError
-from vitft.training import (
-    WeightAverage,
-    lr_at,
-    parameter_groups,
-)
+from vitft.training import WeightAverage, lr_at, parameter_groups
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,7 @@ def test_weights_that_were_replaced_since_the_start_are_refused(
 
 @pytest.mark.parametrize("name", ["hf:a/b", "hf:a/b@branch"])
 def test_a_run_is_resumed_with_the_commit_that_it_began_with(
-    words: list[str],
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    words: list[str], tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     old, new = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
     for path in (old, new):

@@ -11,13 +11,7 @@ from torch import nn
 
 from vitft.config import OptimSpec
 from vitft.system import RunError
-from vitft.training import (
-    Batch,
-    State,
-    Trainer,
-    newest_state,
-    save_state,
-)
+from vitft.training import Batch, State, Trainer, newest_state, save_state
 
 WEIGHTS = {"w": torch.arange(6.0)}
 

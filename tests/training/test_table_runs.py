@@ -10,10 +10,7 @@ from tests.conftest import draw_folder
 from tests.data.test_label_table import WRITERS
 from vitft.cli.main import main
 from vitft.config import config_from_table
-from vitft.training import (
-    Result,
-    run_finetuning,
-)
+from vitft.training import Result, run_finetuning
 
 
 def write_table(data: Path, name: str = "t.csv", **columns: Any) -> Path:
@@ -73,10 +70,7 @@ def test_a_split_column_gives_the_same_bits_as_train_and_val_folders(
 
 @pytest.mark.long
 def test_a_stopped_run_resumes_from_a_moved_table_and_refuses_changed_labels(
-    image_folder: Path,
-    tiny_weights: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = write_table(image_folder)
     out = tmp_path / "run"

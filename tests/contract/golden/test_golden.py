@@ -56,8 +56,7 @@ ROWS = [Golden(**row) for row in tomllib.loads((HERE / "runs.toml").read_text())
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the texts have paths of other systems")
 @pytest.mark.parametrize(
-    "row",
-    [pytest.param(row, id=row.name, marks=[pytest.mark.long] * row.long) for row in ROWS],
+    "row", [pytest.param(row, id=row.name, marks=[pytest.mark.long] * row.long) for row in ROWS]
 )
 def test_run(row: Golden, snapshot: SnapshotAssertion, home: Path) -> None:
     extension = type("Tolerant", (TextExtension,), {"relative": row.tolerance})

@@ -6,14 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.serving import QuietHandler, loopback
-from vitft.data import (
-    ImageSource,
-    WebLimits,
-    fetch_image,
-    is_public,
-    redirected,
-    with_fetched,
-)
+from vitft.data import ImageSource, WebLimits, fetch_image, is_public, redirected, with_fetched
 from vitft.system import ImageError, redacted
 
 BODY = bytes(range(256)) * 40
@@ -197,8 +190,7 @@ def test_a_redirect_to_a_private_address_is_refused(
 ) -> None:
     # as if the first server were on the internet
     monkeypatch.setattr(
-        "vitft.data.web.is_public",
-        lambda found: found == "127.0.0.1" or is_public(found),
+        "vitft.data.web.is_public", lambda found: found == "127.0.0.1" or is_public(found)
     )
 
     with pytest.raises(ImageError) as caught:

@@ -74,9 +74,7 @@ def test_kernels_for_other_channels_equal_timms(channels: int, note: str, tmp_pa
     assert note in report.notes
 
 
-def test_a_single_channel_is_repeated_and_keeps_the_response_to_grey_images(
-    tmp_path: Path,
-) -> None:
+def test_a_single_channel_is_repeated_and_keeps_the_response_to_grey_images(tmp_path: Path) -> None:
     before, after, _ = adapted(tmp_path, replace(CONFIG, in_channels=1), in_channels=3)
 
     kernel = before["patch_embed.proj.weight"]

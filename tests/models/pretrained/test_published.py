@@ -83,10 +83,7 @@ def test_without_certainty_the_classes_have_no_names(
 
 
 def test_predict_explain_and_inspect_show_the_same_names(
-    tiny: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     placed(tiny, tmp_path / NAME / "model.safetensors")

@@ -132,10 +132,7 @@ HUGE_NPY = npy(np.zeros(2, np.float32)).replace(b"(2,), }", b"(999999999999,), }
         pytest.param("a.npz", npz(a=OPEN_NPY), "damaged .npz", id="bracket left open"),
         pytest.param("a.npz", npz(a=b"no array"), "damaged .npz", id="not an array"),
         pytest.param(
-            "a.npz",
-            npz(a=npy(np.array([Evil()]))),
-            "not a numeric type",
-            id="objects in npz",
+            "a.npz", npz(a=npy(np.array([Evil()]))), "not a numeric type", id="objects in npz"
         ),
     ],
 )

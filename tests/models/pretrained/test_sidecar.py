@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from vitft.models import (
-    RopeConfig,
-    SidecarFacts,
-    architecture_config,
-    read_sidecar,
-)
+from vitft.models import RopeConfig, SidecarFacts, architecture_config, read_sidecar
 from vitft.system import WeightsError
 
 HALF = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.3, 0.2, 0.1]}

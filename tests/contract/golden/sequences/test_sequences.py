@@ -11,12 +11,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from tests.contract.golden.sequences.commands import cache, plans, studies
-from tests.contract.golden.sequences.files import (
-    architectures,
-    predictions,
-    server,
-    weight_files,
-)
+from tests.contract.golden.sequences.files import architectures, predictions, server, weight_files
 from tests.contract.golden.sequences.sessions import all_kinds_of_answers, honest_answers
 from tests.contract.golden.snapshots import TextExtension, scrub
 
