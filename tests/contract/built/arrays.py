@@ -3,6 +3,7 @@
 import io
 import struct
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,71 +106,28 @@ def labelled(folder: Path, **changes: Any) -> None:
     np.savez(folder / "set.npz", **present)
 
 
-def names(folder: Path) -> None:
-    labelled(folder, y=np.array(["cat", "dog"] * 6))
-
-
-def channels_first(folder: Path) -> None:
-    labelled(folder, x=coloured(12)[..., :1].transpose(0, 3, 1, 2))
+TWO = np.arange(12) % 2
+in_parts = partial(labelled, x=None, y=None)
+names = partial(labelled, y=np.array(["cat", "dog"] * 6))
+channels_first = partial(labelled, x=coloured(12)[..., :1].transpose(0, 3, 1, 2))
+other_names = partial(in_parts, pictures=coloured(12), classes_of=TWO)
+lonely = partial(in_parts, x_train=coloured(12), y_train=TWO, x_test=coloured(2))
+test_only = partial(in_parts, x_test=coloured(12), y_test=TWO)
+two_sizes = partial(
+    in_parts, x_train=coloured(12), y_train=TWO, x_test=coloured(4, side=8), y_test=TWO[:4]
+)
+objects = partial(labelled, y=np.array([{"a": 1}] * 12, dtype=object))
+floats = partial(labelled, x=coloured(12) / 255)
+five_channels = partial(labelled, x=np.zeros((12, 16, 16, 5), np.uint8))
+too_many_labels = partial(labelled, y=np.arange(13) % 2)
+negative = partial(labelled, y=np.arange(12) % 3 - 1)
+few_names = partial(labelled, y=np.arange(12) % 3, classes=np.array(["a", "b"]))
+one_class = partial(labelled, y=np.zeros(12, np.int64))
 
 
 def weights(folder: Path) -> None:
     found: dict[str, Any] = {"Transformer/encoder_norm/scale": np.ones(4), "cls": np.ones(1)}
     np.savez(folder / "vit.npz", **found)
-
-
-def other_names(folder: Path) -> None:
-    labelled(folder, x=None, y=None, pictures=coloured(12), classes_of=np.arange(12) % 2)
-
-
-def lonely(folder: Path) -> None:
-    labelled(
-        folder, x=None, y=None, x_train=coloured(12), y_train=np.arange(12) % 2, x_test=coloured(2)
-    )
-
-
-def test_only(folder: Path) -> None:
-    labelled(folder, x=None, y=None, x_test=coloured(12), y_test=np.arange(12) % 2)
-
-
-def objects(folder: Path) -> None:
-    labelled(folder, y=np.array([{"a": 1}] * 12, dtype=object))
-
-
-def floats(folder: Path) -> None:
-    labelled(folder, x=coloured(12) / 255)
-
-
-def five_channels(folder: Path) -> None:
-    labelled(folder, x=np.zeros((12, 16, 16, 5), np.uint8))
-
-
-def two_sizes(folder: Path) -> None:
-    labelled(
-        folder,
-        x=None,
-        y=None,
-        x_train=coloured(12),
-        y_train=np.arange(12) % 2,
-        x_test=coloured(4, side=8),
-        y_test=np.arange(4) % 2,
-    )
-
-
-def too_many_labels(folder: Path) -> None:
-    labelled(folder, y=np.arange(13) % 2)
-
-
-def negative(folder: Path) -> None:
-    labelled(folder, y=np.arange(12) % 3 - 1)
-
-
-def few_names(folder: Path) -> None:
-    labelled(folder, y=np.arange(12) % 3, classes=np.array(["a", "b"]))
-
-
-def one_class(folder: Path) -> None:
-    labelled(folder, y=np.zeros(12, np.int64))
 
 
 def idx(folder: Path) -> None:

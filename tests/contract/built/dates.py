@@ -1,5 +1,6 @@
 """Photos with EXIF dates."""
 
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
@@ -23,19 +24,11 @@ def photos(folder: Path, *, undated: int = 0, text: str = "2024:05:{:02} 12:00:0
             image.save(folder / path, quality=95, exif=exif)
 
 
-def one_undated(folder: Path) -> None:
-    """Leave the date out of the first image of each class."""
-    photos(folder, undated=1)
-
-
-def many_undated(folder: Path) -> None:
-    """Leave the date out of three images of each class."""
-    photos(folder, undated=3)
-
-
-def one_day(folder: Path) -> None:
-    """Take all photos at the same time."""
-    photos(folder, text="2024:05:01 12:00:00")
+one_undated = partial(photos, undated=1)
+many_undated = partial(photos, undated=3)
+one_day = partial(photos, text="2024:05:01 12:00:00")
+damaged = partial(photos, text="0000:00:{:02} xx")
+null = partial(photos, text="0001:01:{:02} 00:00:00")  # as databases write it
 
 
 def one_after_the_other(folder: Path) -> None:
@@ -49,13 +42,3 @@ def one_after_the_other(folder: Path) -> None:
             day = f"2024:{5 + (name == 'dog'):02}:{int(Path(path).stem) + 1:02} 12:00:00"
             exif.get_ifd(EXIF)[TAKEN] = day
             image.save(folder / path, quality=95, exif=exif)
-
-
-def damaged(folder: Path) -> None:
-    """Write nonsense in place of the dates."""
-    photos(folder, text="0000:00:{:02} xx")
-
-
-def null(folder: Path) -> None:
-    """Write null dates of databases."""
-    photos(folder, text="0001:01:{:02} 00:00:00")

@@ -4,6 +4,7 @@ import io
 import struct
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,44 @@ def opaque(values: Samples) -> Samples:
     return np.concatenate([values, np.full_like(values[:, :, :1], 65535)], axis=2)
 
 
-def png_colour(folder: Path) -> None:
-    draw(folder, "png", png)
+def bytes_of(values: Samples) -> Samples:
+    return values.astype(np.uint8)
+
+
+png_colour = partial(draw, suffix="png", file=png)
+png_alpha = partial(draw, suffix="png", file=lambda values: png(opaque(values)))
+png_grey_alpha = partial(png_alpha, bands=1)
+png_full_range = partial(draw, suffix="png", file=lambda values: png(values * 257))
+
+tiff_colour = partial(draw, suffix="tif", file=tiff)
+tiff_big_endian = partial(draw, suffix="tif", file=partial(tiff, order=">", packed=True))
+tiff_separate = partial(draw, suffix="tif", file=partial(tiff, separate=True))
+tiff_big_endian_floats = partial(
+    draw,
+    suffix="tif",
+    file=lambda values: tiff(values.astype(np.float32) / 249, order=">", packed=True, kind=1),
+    bands=1,
+)
+tiff_premultiplied_grey = partial(
+    draw,
+    suffix="tif",
+    file=lambda values: tiff(bytes_of(opaque(values)), kind=1, extra=[1]),
+    bands=1,
+)
+
+
+def draw_bands(folder: Path, bands: int, **options: Any) -> None:
+    """Write TIFF files of so many bands of 8 bits."""
+    draw(folder, "tif", lambda values: tiff(bytes_of(values), **options), bands=bands)
+
+
+two_bands = partial(draw_bands, bands=2, kind=1, extra=[0])
+three_bands = partial(draw_bands, bands=3)
+four_bands = partial(draw_bands, bands=4, extra=[0])
+four_unnamed_bands = partial(draw_bands, bands=4)
+five_bands = partial(draw_bands, bands=5, extra=[0, 0])
+wide_four_bands = partial(draw, suffix="tif", file=partial(tiff, extra=[0]), bands=4)
+thirteen_bands = partial(draw, suffix="tif", file=partial(tiff, kind=1, extra=[0] * 12), bands=13)
 
 
 def png_in_folder(folder: Path) -> None:
@@ -96,83 +133,9 @@ def png_in_folder(folder: Path) -> None:
     draw(folder / "12bit", "png", png)
 
 
-def png_alpha(folder: Path) -> None:
-    draw(folder, "png", lambda values: png(opaque(values)))
-
-
-def png_grey_alpha(folder: Path) -> None:
-    draw(folder, "png", lambda values: png(opaque(values)), bands=1)
-
-
 def png_grey_and_colour(folder: Path) -> None:
     draw(folder, "png", png)
     draw(folder, "grey.png", png, bands=1)
-
-
-def png_full_range(folder: Path) -> None:
-    draw(folder, "png", lambda values: png(values * 257))
-
-
-def tiff_colour(folder: Path) -> None:
-    draw(folder, "tif", tiff)
-
-
-def tiff_big_endian(folder: Path) -> None:
-    draw(folder, "tif", lambda values: tiff(values, order=">", packed=True))
-
-
-def tiff_separate(folder: Path) -> None:
-    draw(folder, "tif", lambda values: tiff(values, separate=True))
-
-
-def tiff_big_endian_floats(folder: Path) -> None:
-    draw(
-        folder,
-        "tif",
-        lambda values: tiff(values.astype(np.float32) / 249, order=">", packed=True, kind=1),
-        bands=1,
-    )
-
-
-def tiff_premultiplied_grey(folder: Path) -> None:
-    draw(
-        folder,
-        "tif",
-        lambda values: tiff(opaque(values).astype(np.uint8), kind=1, extra=[1]),
-        bands=1,
-    )
-
-
-def bytes_of(values: Samples) -> Samples:
-    return values.astype(np.uint8)
-
-
-def four_bands(folder: Path) -> None:
-    draw(folder, "tif", lambda values: tiff(bytes_of(values), extra=[0]), bands=4)
-
-
-def five_bands(folder: Path) -> None:
-    draw(folder, "tif", lambda values: tiff(bytes_of(values), extra=[0, 0]), bands=5)
-
-
-def two_bands(folder: Path) -> None:
-    draw(folder, "tif", lambda values: tiff(bytes_of(values), kind=1, extra=[0]), bands=2)
-
-
-def four_unnamed_bands(folder: Path) -> None:
-    draw(folder, "tif", lambda values: tiff(bytes_of(values)), bands=4)
-
-
-def wide_four_bands(folder: Path) -> None:
-    draw(folder, "tif", lambda values: tiff(values, extra=[0]), bands=4)
-
-
-def three_bands(folder: Path) -> None:
-    draw(folder, "tif", lambda values: tiff(bytes_of(values)))
-
-
-def thirteen_bands(folder: Path) -> None:
-    draw(folder, "tif", lambda values: tiff(values, kind=1, extra=[0] * 12), bands=13)
 
 
 def unsupported(folder: Path) -> None:

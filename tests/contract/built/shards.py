@@ -5,6 +5,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from tests.contract.rows import draw
@@ -56,20 +57,20 @@ def two(folder: Path) -> None:
         write(folder, number, keys)
 
 
-def json_fields(folder: Path) -> None:
-    write(folder, 0, samples(folder, lambda name: ("json", json.dumps({"species": name}).encode())))
+def with_labels(folder: Path, label: Callable[[str], tuple[str, bytes]]) -> None:
+    """Write a shard of `samples`."""
+    write(folder, 0, samples(folder, label))
 
 
-def texts(folder: Path) -> None:
-    write(folder, 0, samples(folder, lambda name: ("txt", name.encode())))
-
-
-def numbers(folder: Path) -> None:
-    write(folder, 0, samples(folder, lambda name: ("cls", str(int(name == "dog")).encode())))
-
-
-def no_images(folder: Path) -> None:
-    write(folder, 0, [("a.cls", b"0"), ("b.cls", b"1")])
+json_fields = partial(
+    with_labels, label=lambda name: ("json", json.dumps({"species": name}).encode())
+)
+texts = partial(with_labels, label=lambda name: ("txt", name.encode()))
+numbers = partial(with_labels, label=lambda name: ("cls", str(int(name == "dog")).encode()))
+no_images = partial(write, number=0, members=[("a.cls", b"0"), ("b.cls", b"1")])
+outside = partial(write, number=0, members=[("../a.jpg", b"x"), ("../a.cls", b"0")])
+twice = partial(write, number=0, members=[("a.jpg", b"x"), ("a.jpg", b"y")])
+broken_json = partial(write, number=0, members=[("a.jpg", b"x"), ("a.json", b"{")])
 
 
 def no_classes(folder: Path) -> None:
@@ -99,18 +100,6 @@ def link(folder: Path) -> None:
         info = tarfile.TarInfo("a.jpg")
         info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(info)
-
-
-def outside(folder: Path) -> None:
-    write(folder, 0, [("../a.jpg", b"x"), ("../a.cls", b"0")])
-
-
-def twice(folder: Path) -> None:
-    write(folder, 0, [("a.jpg", b"x"), ("a.jpg", b"y")])
-
-
-def broken_json(folder: Path) -> None:
-    write(folder, 0, [("a.jpg", b"x"), ("a.json", b"{")])
 
 
 def two_folders(folder: Path) -> None:
