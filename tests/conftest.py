@@ -106,6 +106,12 @@ def image_folder(tmp_path: Path) -> Path:
     return draw_folder(tmp_path / "colours", per_class=10)
 
 
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """Draw three classes of seven images: uneven batches, 16 or 17 steps of 8 in three epochs."""
+    return draw_folder(tmp_path / "few", per_class=7)
+
+
 def tiny_home(home: Path, *, per_class: int = 6) -> Path:
     """Fill a folder with data (3 classes of colours) and w.safetensors (two blocks)."""
     draw_folder(home / "data", per_class=per_class)

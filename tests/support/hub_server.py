@@ -149,14 +149,7 @@ class Handler(BaseHTTPRequestHandler):
             self.hub.tokens[self.role].add(authorization)
         self.respond()
 
-    def do_GET(self) -> None:
-        self.do_HEAD()
-
-    def do_POST(self) -> None:
-        self.do_HEAD()
-
-    def do_PUT(self) -> None:
-        self.do_HEAD()
+    do_GET = do_POST = do_PUT = do_HEAD
 
     def body(self) -> bytes:
         """Return the request body, whether sent whole or in chunks."""

@@ -43,15 +43,11 @@ class Counts:
 
     syncs: int = 0
     """Times that the CPU waited for the GPU, including the copies that wait."""
-    waiting_copies: int = 0
-    """Copies to the GPU that wait for it, because they are not pinned and `non_blocking`."""
     to_gpu: int = 0
-    to_cpu: int = 0
+    """Number of copies to the GPU."""
     most_to_gpu: int = 0
     """Number of values in the largest copy to the GPU."""
     most_to_cpu: int = 0
-    images_to_gpu: int = 0
-    """Images (uint8) that were copied to the GPU, counted each time."""
     most_images: int = 0
     """Number of images above which a convolution runs out of memory; 0 for no limit."""
     out_of_memory: int = 0
@@ -180,9 +176,7 @@ def count_copy_in(source: Tensor, *, waits: bool) -> None:
     """Count a copy to the GPU."""
     COUNTS.to_gpu += 1
     COUNTS.most_to_gpu = max(COUNTS.most_to_gpu, source.numel())
-    COUNTS.images_to_gpu += len(source) if source.dtype == torch.uint8 and source.ndim == 4 else 0
     if waits:
-        COUNTS.waiting_copies += 1
         COUNTS.wait()
     else:
         COUNTS.timeline.copy_in(source)
@@ -195,7 +189,6 @@ def copy_across(func: Any, target: Tensor, source: Tensor, non_blocking: bool = 
         func(target.values, source)
         return target
     assert isinstance(source, OnGpu)
-    COUNTS.to_cpu += 1
     COUNTS.most_to_cpu = max(COUNTS.most_to_cpu, source.numel())
     if non_blocking and is_pinned(target):
         COUNTS.timeline.copy_out(target, source.values)
@@ -299,7 +292,6 @@ def move(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) 
             made.awaits = stream
             stream.copied.append(made)
         return made
-    COUNTS.to_cpu += 1
     COUNTS.most_to_cpu = max(COUNTS.most_to_cpu, tensor.numel())
     COUNTS.wait()
     values = tensor.values.detach()

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.conftest import draw_folder
 from vitft.cli.main import main
 
 
@@ -78,21 +77,20 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return found
 
 
-def train(folder: Path, weights: Path, *more: str) -> int:
+def train(data: Path, weights: Path, out: Path, *more: str) -> int:
     """Train for three epochs of nine steps, and return the exit code."""
-    data = draw_folder(folder / "few", per_class=7)
     words = ["--train", "all", "--epochs", "3", "--batch-size", "2", "--tracker", "mlflow"]
-    places = ["--data", str(data), "--weights", str(weights), "--out", str(folder / "x")]
+    places = ["--data", str(data), "--weights", str(weights), "--out", str(out)]
     return main(["finetune", *words, *places, "--device", "cpu", *more])
 
 
 @pytest.mark.parametrize("experiments", [{}, {"vitft": "3"}], ids=["new", "existing"])
 def test_a_run_logs_its_settings_steps_epochs_and_results(
-    server: Server, experiments: dict[str, str], tiny_weights: Path, tmp_path: Path, capsys: Any
+    server: Server, experiments: Any, few: Path, tiny_weights: Path, tmp_path: Path, capsys: Any
 ) -> None:
     server.experiments |= experiments
 
-    assert train(tmp_path, tiny_weights) == 0
+    assert train(few, tiny_weights, tmp_path / "x") == 0
 
     assert server.run == (experiments.get("vitft", "7"), "x")
     assert ("optim.epochs", "3") in server.params
@@ -111,9 +109,9 @@ def test_a_run_logs_its_settings_steps_epochs_and_results(
     ],
 )
 def test_a_resumed_run_sends_only_what_the_server_does_not_have(
-    server: Server, tiny_weights: Path, tmp_path: Path, sent: Metric
+    server: Server, few: Path, tiny_weights: Path, tmp_path: Path, sent: Metric
 ) -> None:
-    assert train(tmp_path, tiny_weights, "--max-time", "0.001s") == 0
+    assert train(few, tiny_weights, tmp_path / "x", "--max-time", "0.001s") == 0
     assert not server.metrics
     server.metrics.append(sent)  # by a process that was killed before it saved its state
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import draw_folder
 from tests.training.test_stages import outcome
 from vitft.cli.main import main
 from vitft.models import Provenance, load_checkpoint, save_checkpoint
@@ -19,10 +18,9 @@ OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> list[str]:
-    data = draw_folder(tmp_path / "few", per_class=7)
+def words(few: Path) -> list[str]:
     trained = ["--train", "blocks:1", "--epochs", "2", "--batch-size", "8", "--lr", "0.01"]
-    return ["finetune", "--data", str(data), *trained]
+    return ["finetune", "--data", str(few), *trained]
 
 
 def sha256_of(path: Path) -> str:

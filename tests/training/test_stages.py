@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import draw_folder
 from vitft.cli.main import main
 from vitft.config import config_from_table, read_toml
 from vitft.models import load_checkpoint
@@ -53,12 +52,6 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
         "optim": {"solver": "sgd", "lr": 3.0, "epochs": 2, "batch_size": 8},
     },
 }
-
-
-@pytest.fixture
-def few(tmp_path: Path) -> Path:
-    """Three classes of seven images: uneven batches, 16 or 17 steps in three epochs."""
-    return draw_folder(tmp_path / "few", per_class=7)
 
 
 def start(

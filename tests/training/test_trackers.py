@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.test_stages import few, outcome, resumed, start, stop_after  # noqa: F401 - a fixture
+from tests.training.test_stages import outcome, resumed, start, stop_after
 from vitft.training import StepStage
 
 pytestmark = pytest.mark.long
@@ -55,10 +55,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 @installed("tensorboard")
 def test_tensorboard_shows_a_resumed_run_like_one_that_never_stopped(
-    few: Path,  # noqa: F811 - the fixture
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = start(few, tiny_weights, tmp_path / "alone", SETTINGS)
     whole = start(few, tiny_weights, tmp_path / "whole", told_by("tensorboard"))
@@ -86,10 +83,7 @@ class Killed(BaseException):
 
 @installed("tensorboard")
 def test_points_of_a_killed_process_after_the_last_state_are_hidden(
-    few: Path,  # noqa: F811 - the fixture
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = StepStage.on_epoch
 
@@ -111,10 +105,7 @@ def test_points_of_a_killed_process_after_the_last_state_are_hidden(
 @installed("mlflow")
 @installed("sqlalchemy")
 def test_mlflow_has_one_run_after_a_stop_and_a_resume(
-    few: Path,  # noqa: F811 - the fixture
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'ml.db'}")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -142,10 +133,7 @@ def test_mlflow_has_one_run_after_a_stop_and_a_resume(
 
 @installed("wandb")
 def test_wandb_works_offline_and_keeps_its_id(
-    few: Path,  # noqa: F811 - the fixture
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     with monkeypatch.context() as patch:

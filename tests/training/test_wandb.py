@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -9,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import draw_folder
 from tests.training.test_stages import outcome
 from vitft.cli.main import main
 
@@ -64,30 +64,27 @@ class Recorded(ModuleType):
         self.points.append((step, values))
 
 
-def train(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, weights: Path, *more: str, **facts: Any
-) -> tuple[int, Recorded]:
-    """Train on three classes of seven images, and return the exit code and what was recorded."""
-    wandb = Recorded(**facts)
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    draw_folder(folder / "few", per_class=7)
-    words = ["--train", "all", "--epochs", "3", "--batch-size", "2", "--tracker", "wandb", *more]
-    for option, name in (
-        ("--data", folder / "few"),
-        ("--weights", weights),
-        ("--out", folder / "x"),
-    ):
-        words += [option, str(name)]
-    return main(["finetune", *words, "--device", "cpu"]), wandb
+Train = Callable[..., tuple[int, Recorded]]
+
+
+@pytest.fixture
+def train(few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Return a function that trains, and returns the exit code and what was recorded."""
+
+    def run(*more: str, out: str = "x", **facts: Any) -> tuple[int, Recorded]:
+        wandb = Recorded(**facts)
+        monkeypatch.setitem(sys.modules, "wandb", wandb)
+        words = ["--train", "all", "--epochs", "3", "--batch-size", "2", "--tracker", "wandb"]
+        words += ["--data", f"{few}", "--weights", f"{tiny_weights}", "--out", f"{tmp_path / out}"]
+        return main(["finetune", *words, "--device", "cpu", *more]), wandb
+
+    return run
 
 
 def test_a_run_logs_its_settings_steps_epochs_and_results(
-    tmp_path: Path,
-    tiny_weights: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, wandb = train(monkeypatch, tmp_path, tiny_weights)
+    code, wandb = train()
 
     (begun,) = wandb.started
     log = [json.loads(line) for line in (tmp_path / "x" / "metrics.jsonl").read_text().splitlines()]
@@ -102,10 +99,8 @@ def test_a_run_logs_its_settings_steps_epochs_and_results(
     assert "https://wandb.test/run" in capsys.readouterr().err
 
 
-def test_a_run_that_fails_is_marked_as_failed_and_has_no_results(
-    tmp_path: Path, tiny_weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, wandb = train(monkeypatch, tmp_path, tiny_weights, "--lr", "1e30", mode="offline")
+def test_a_run_that_fails_is_marked_as_failed_and_has_no_results(train: Train) -> None:
+    code, wandb = train("--lr", "1e30", mode="offline")
 
     assert code != 0
     assert wandb.ended == [1]
@@ -113,12 +108,9 @@ def test_a_run_that_fails_is_marked_as_failed_and_has_no_results(
 
 
 def test_without_a_login_no_run_is_started(
-    tmp_path: Path,
-    tiny_weights: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, wandb = train(monkeypatch, tmp_path, tiny_weights, is_known=False)
+    code, wandb = train(is_known=False)
 
     assert (code, wandb.started) == (2, [])
     assert "wandb login" in capsys.readouterr().err
@@ -126,14 +118,11 @@ def test_without_a_login_no_run_is_started(
 
 
 def test_a_failing_tracker_is_dropped_with_one_warning_and_the_run_is_unchanged(
-    tmp_path: Path,
-    tiny_weights: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, wandb = train(monkeypatch, tmp_path / "one", tiny_weights, is_lasting=False)
+    code, wandb = train(out="one/x", is_lasting=False)
     shown = capsys.readouterr().err
-    train(monkeypatch, tmp_path / "two", tiny_weights)
+    train(out="two/x")
 
     assert (code, wandb.ended) == (0, [])
     assert shown.count("wandb logging disabled: ConnectionError: gone.") == 1
@@ -142,14 +131,11 @@ def test_a_failing_tracker_is_dropped_with_one_warning_and_the_run_is_unchanged(
 
 
 def test_an_unreachable_service_stops_a_new_run_but_none_that_is_resumed(
-    tmp_path: Path,
-    tiny_weights: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    code, _ = train(monkeypatch, tmp_path, tiny_weights, is_reachable=False)
+    code, _ = train(is_reachable=False)
     error = capsys.readouterr().err
-    begun, _ = train(monkeypatch, tmp_path / "later", tiny_weights, "--max-time", "0.001s")
+    begun, _ = train("--max-time", "0.001s", out="later/x")
     monkeypatch.setitem(sys.modules, "wandb", Recorded(is_reachable=False))
 
     assert (code, begun) == (2, 0)
@@ -160,9 +146,9 @@ def test_an_unreachable_service_stops_a_new_run_but_none_that_is_resumed(
 
 
 def test_a_resumed_run_keeps_its_id_and_goes_on_after_the_last_step_of_the_service(
-    tmp_path: Path, tiny_weights: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, before = train(monkeypatch, tmp_path, tiny_weights, "--max-time", "0.001s")
+    _, before = train("--max-time", "0.001s")
     wandb = Recorded(step=15)  # steps 0 to 14, with an epoch
     monkeypatch.setitem(sys.modules, "wandb", wandb)
 
