@@ -1,6 +1,7 @@
 """Choice of a threshold by the precision on images that the model was not fitted to."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -177,18 +178,21 @@ def with_mistakes(arrays: dict[str, Any], wrong: int) -> Any:
     return correct
 
 
-def test_groups_count_instead_of_images() -> None:
-    probability, correct = [1.0] * 400, [True] * 400
-    clips = [f"clip {i // 40}" for i in range(400)]
+@pytest.mark.parametrize(
+    "cover",
+    [
+        lambda answers: smallest_cover(answers, 0.98),  # which ten clips cannot show
+        lambda answers: certain_cover(answers, 0.95, 0.95),  # for which 59 independent images do
+    ],
+)
+def test_groups_count_instead_of_images(cover: Callable[[Answers], int]) -> None:
+    clips, single = [f"clip {i // 40}" for i in range(400)], [str(i) for i in range(400)]
 
-    alone, grouped = (
-        smallest_cover(Answers.sorted(probability, correct, groups), 0.98)
-        for groups in (None, clips)
+    alone, grouped, apart = (
+        cover(Answers.sorted([1.0] * 400, [True] * 400, groups)) for groups in (None, clips, single)
     )
 
-    assert (alone, grouped) == (400, 0)  # ten clips cannot show a precision of 98%
-    single = Answers.sorted(probability, correct, [str(i) for i in range(400)])
-    assert smallest_cover(single, 0.98) == 400
+    assert (alone, grouped, apart) == (400, 0, 400)
 
 
 def test_images_below_a_threshold_do_not_move_it() -> None:
@@ -244,13 +248,3 @@ def test_thresholds_are_tested_from_the_clearest_one_down(seed: int) -> None:
         last += 1
 
     assert certain_cover(answers, 0.95, 0.95) == (last if last > clearness.argmax() else 0)
-
-
-def test_groups_count_instead_of_images_for_a_confidence() -> None:
-    probability, correct = [1.0] * 400, [True] * 400
-    clips = [f"clip {i // 40}" for i in range(400)]
-
-    grouped = certain_cover(Answers.sorted(probability, correct, clips), 0.95, 0.95)
-
-    assert grouped == 0  # ten clips are fewer than 59 independent images
-    assert certain_cover(Answers.sorted(probability, correct), 0.95, 0.95) == 400

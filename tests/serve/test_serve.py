@@ -206,12 +206,8 @@ def test_an_overlay_has_no_exif_data_of_the_photo(client: Client) -> None:
 
 
 TRAVERSALS = [
-    *(
-        "/../etc/passwd",
-        "/..%2f..%2fetc/passwd",
-        "/%2e%2e/%2e%2e/etc/passwd",
-        "/..%5c..%5cboot.ini",
-    ),
+    *("/../etc/passwd", "/..%2f..%2fetc/passwd", "/%2e%2e/%2e%2e/etc/passwd"),
+    "/..%5c..%5cboot.ini",
     *("/static/../../etc/passwd", "//etc/passwd", "///", "/./labels", "/labels/..", "/labels/"),
     *("/%00", "/labels%00", "/labels%00.png", "/\\..\\..\\boot.ini", "/labels;a=b", "/..;/labels"),
     *("/%c0%ae%c0%ae/etc", "/%252e%252e/etc", "/file:///etc/passwd", "/~root", "/.git/config"),

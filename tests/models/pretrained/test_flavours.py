@@ -49,13 +49,17 @@ def hf_folder(root: Path, kind: str, **options: object) -> tuple[Any, Path]:
         "num_labels": 5,
     }
     config = transformers.ViTConfig(**(fields | options))
+    return random_and_saved(getattr(transformers, kind)(config), root), root
+
+
+def random_and_saved(model: Any, folder: Path) -> Any:
+    """Write a transformers model with random numbers also where it starts with zeros."""
     torch.manual_seed(0)
-    model = getattr(transformers, kind)(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # biases and positions start as zeros
+        for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
-    model.save_pretrained(root)
-    return model, root
+    model.save_pretrained(folder)
+    return model.eval()
 
 
 # Hugging Face
@@ -127,10 +131,7 @@ def test_the_epsilon_that_a_hf_config_states_is_used(tmp_path: Path, images: Ten
 def test_a_hf_dinov2_gives_its_features(kind: str, tmp_path: Path, images: Tensor) -> None:
     fields: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = getattr(transformers, f"{kind}Config")(**fields, image_size=32, patch_size=8)
-    theirs = getattr(transformers, f"{kind}Model")(config).eval()
-    for parameter in theirs.parameters():
-        parameter.add_(torch.randn_like(parameter) * 0.02)
-    theirs.save_pretrained(tmp_path)
+    theirs = random_and_saved(getattr(transformers, f"{kind}Model")(config), tmp_path)
 
     ours, report = load_pretrained(tmp_path)
 
@@ -143,10 +144,7 @@ def test_a_hf_dinov2_gives_its_features(kind: str, tmp_path: Path, images: Tenso
 def test_a_hf_distilled_deit_averages_its_heads(tmp_path: Path, images: Tensor) -> None:
     fields: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = transformers.DeiTConfig(**fields, image_size=32, patch_size=8, layer_norm_eps=1e-6)
-    theirs = transformers.DeiTForImageClassificationWithTeacher(config).eval()
-    for parameter in theirs.parameters():
-        parameter.add_(torch.randn_like(parameter) * 0.02)
-    theirs.save_pretrained(tmp_path)
+    theirs = random_and_saved(transformers.DeiTForImageClassificationWithTeacher(config), tmp_path)
 
     ours, report = load_pretrained(tmp_path)
 
