@@ -240,7 +240,7 @@ def test_a_true_calibration_error_is_estimated() -> None:
     assert low > 0.05  # so it is not chance
 
 
-@pytest.mark.parametrize(("confidence", "right"), [(0.6, 13), (0.9, 8), (0.5, 12), (0.5, 7)])
+@pytest.mark.parametrize(("confidence", "right"), [(0.6, 13), (0.9, 8), (0.5, 12)])
 def test_the_error_of_one_bin_and_its_interval_follow_from_the_binomial_distribution(
     confidence: float, right: int
 ) -> None:
