@@ -140,6 +140,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sites = [f"{row},{'north' if number % 3 else 'south'}" for number, row in enumerate(rows)]
     (folder / "new.csv").write_text("\n".join(["path,label,site", *sites]) + "\n")
     (folder / "classes.csv").write_text("class,new_class\ntulip,bulb\n")
+    (folder / "tree.csv").write_text("class,parent\ndaisy,composite\nsunflower,composite\n")
     (folder / "fixes.csv").write_text("path,action,label,new_label\n")
     for name in ("img", "photo", "rose"):
         shutil.copy(files[0], folder / f"{name}.jpg")
@@ -170,6 +171,7 @@ OURS = {
     r"--like RUN_BEFORE\b": "--like runs/base",
     r"(?<=--run )RUN\b": "runs/latest",
     r"--precision 0\.95 --confidence 0\.95": "--precision 0.5 --confidence 0.9",  # 60 images
+    r"--precision 0\.95 --tree": "--precision 0.5 --tree",
     r"\bIMAGES?(\.\.\.)?": "photo.jpg",
     r"\btorchvision:CIFAR10\b": "CIFAR10.npz",
     r"\b(torchvision:MNIST|mnist\.npz|FOLDER_WITH_IDX_FILES)\b": "MNIST.npz",
