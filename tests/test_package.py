@@ -417,14 +417,11 @@ def test_benchmarks_import_names_that_exist() -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vitft"):
                 module: Any = importlib.import_module(str(node.module))
                 for alias in node.names:
-                    if not hasattr(module, alias.name) and not is_module(node.module, alias.name):
+                    is_module = f"{node.module}.{alias.name}" in MODULES
+                    if not hasattr(module, alias.name) and not is_module:
                         missing.append(f"{path.name}: {node.module}.{alias.name}")
 
     assert not missing
-
-
-def is_module(package: str | None, name: str) -> bool:
-    return f"{package}.{name}" in MODULES
 
 
 def test_the_changelog_begins_with_the_version_of_the_package_and_is_short() -> None:

@@ -68,28 +68,19 @@ def test_no_name_becomes_a_link_or_an_image(name: str) -> None:
     assert all(c.isalnum() or c in " -&#;" for c in markdown_text(name))
 
 
+CC, DINO = {"licence": "cc-by-nc-4.0"}, {"licence": "dinov3-license"}
+TINY = "vit_tiny_patch16_224.augreg_in21k"
 LICENCES: list[Any] = [
-    pytest.param({"licence": "cc-by-nc-4.0"}, "", ("cc-by-nc-4.0", None), id="of the weights"),
-    pytest.param({"licence": "cc-by-nc-4.0"}, "MIT", ("mit", None), id="chosen"),
-    pytest.param(
-        {"licence": "dinov3-license"}, "", ("other", "dinov3-license"), id="DINOv3's licence"
-    ),
-    pytest.param({"licence": "dinov3-license"}, "MIT", ("mit", None), id="DINOv3's, MIT chosen"),
+    pytest.param(CC, "", ("cc-by-nc-4.0", None), id="of the weights"),
+    pytest.param(CC, "MIT", ("mit", None), id="chosen"),
+    pytest.param(DINO, "", ("other", "dinov3-license"), id="DINOv3's licence"),
+    pytest.param(DINO, "MIT", ("mit", None), id="DINOv3's, MIT chosen"),
     pytest.param({}, "", ("unknown", None), id="unknown"),
     pytest.param({}, "unknown", ("unknown", None), id="unknown, chosen"),
-    pytest.param(
-        {"licence": "cc-by-nc-4.0"}, "unknown", ("unknown", None), id="unknown, of known weights"
-    ),
+    pytest.param(CC, "unknown", ("unknown", None), id="unknown, of known weights"),
     pytest.param({}, "all rights reserved", ("other", "all rights reserved"), id="by its name"),
-    pytest.param(
-        {"name": "vit_tiny_patch16_224.augreg_in21k"}, "", ("apache-2.0", None), id="of a name"
-    ),
-    pytest.param(
-        {"name": "model", "from": "vit_tiny_patch16_224.augreg_in21k"},
-        "",
-        ("apache-2.0", None),
-        id="of an ancestor",
-    ),
+    pytest.param({"name": TINY}, "", ("apache-2.0", None), id="of a name"),
+    pytest.param({"name": "model", "from": TINY}, "", ("apache-2.0", None), id="of an ancestor"),
 ]
 
 

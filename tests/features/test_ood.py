@@ -250,15 +250,8 @@ def two_kinds(count: int, seed: int, *, shift: float = 0.0) -> list[np.ndarray]:
 
 def fitted_to_both(features: np.ndarray, intermediate: np.ndarray) -> Reference:
     rows = np.arange(len(features))
-    found, _ = fit_reference(
-        features,
-        rows % 3,
-        rows >= 0,
-        rows,
-        trained=True,
-        intermediate=intermediate,
-        intermediate_blocks=9,
-    )
+    more: Any = {"intermediate": intermediate, "intermediate_blocks": 9}
+    found, _ = fit_reference(features, rows % 3, rows >= 0, rows, trained=True, **more)
     assert found is not None
     return found
 

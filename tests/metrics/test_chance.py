@@ -48,27 +48,21 @@ def results(matrix: list[list[int]]) -> RunResults:
 
 
 GUESSING = "is not measurably better than guessing"
+FEW = f"{GUESSING}, because only 9 images were scored"
+MOSTLY = "predicts b for {}% of the validation images"
 
 
 @pytest.mark.parametrize(
     ("matrix", "clause"),
     [
         pytest.param([[0, 50], [0, 50]], "always predicts b", id="constant"),
-        pytest.param(
-            [[2, 48], [2, 48]], "predicts b for 96% of the validation images", id="nearly constant"
-        ),
-        pytest.param(
-            [[2, 48], [3, 47]], "predicts b for 95% of the validation images", id="95% of one class"
-        ),
+        pytest.param([[2, 48], [2, 48]], MOSTLY.format(96), id="nearly constant"),
+        pytest.param([[2, 48], [3, 47]], MOSTLY.format(95), id="95% of one class"),
         pytest.param([[3, 47], [3, 47]], GUESSING, id="94% of one class are not called constant"),
         pytest.param([[25, 25], [25, 25]], GUESSING, id="guesses"),
         pytest.param([[40, 10], [10, 40]], "", id="better than chance"),
         pytest.param([[30, 0], [0, 970]], "", id="rare class, always right"),
-        pytest.param(
-            [[1, 0], [0, 8]],
-            f"{GUESSING}, because only 9 images were scored",
-            id="all right, but too few",
-        ),
+        pytest.param([[1, 0], [0, 8]], FEW, id="all right, but too few"),
         pytest.param([[12, 3], [28, 257]], "", id="rare class, found by weights"),
         pytest.param([[0, 30], [0, 970]], "always predicts b", id="rare class, never found"),
         pytest.param([[1, 49], [49, 901]], GUESSING, id="guesses with the frequencies of classes"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from vitft.metrics import (
+    Metrics,
     ScoredSet,
     TrainingLoss,
     are_right,
@@ -36,15 +37,17 @@ def scored(images: int = 200, labels: int = 3, seed: int = 0) -> tuple[Array, Ar
     return logits, (random.random((images, labels)) < sigmoid(logits)).astype(np.int64)
 
 
+def measured(logits: Array, truth: Array, names: str = "abc") -> Metrics:
+    return classification_metrics(torch.from_numpy(logits), torch.from_numpy(truth), names)
+
+
 @pytest.mark.parametrize("digits", [0, 9])  # with 0, many scores are equal
 def test_the_metrics_are_those_of_scikit_learn(digits: int) -> None:
     sklearn = pytest.importorskip("sklearn.metrics")
     logits, truth = scored()
     logits = logits.round(digits)
 
-    found = classification_metrics(
-        torch.from_numpy(logits), torch.from_numpy(truth), ("a", "b", "c")
-    )
+    found = measured(logits, truth)
 
     given, labels = logits >= 0, found["labels"]
     assert labels["map"] == pytest.approx(sklearn.average_precision_score(truth, logits))
@@ -80,9 +83,7 @@ def test_labels_that_are_ranked_perfectly_have_an_interval_that_counts_their_ima
     truth[:6, 0] = truth[6:16, 1] = truth[16:20, 2] = True
     scores = np.where(truth, 3.0, -3.0)
 
-    found = classification_metrics(torch.from_numpy(scores), torch.from_numpy(truth), "abc")[
-        "labels"
-    ]
+    found = measured(scores, truth)["labels"]
 
     assert found["per_label"]["a"]["ap_interval"] == pytest.approx(wilson_interval(6, 6))
     assert found["map_interval"] == pytest.approx(
@@ -96,7 +97,7 @@ def test_labels_that_are_ranked_perfectly_have_an_interval_that_counts_their_ima
 def test_the_interval_of_the_mean_of_one_label_is_not_narrower_than_its_own() -> None:
     logits, truth = scored(labels=1)
 
-    found = classification_metrics(torch.from_numpy(logits), torch.from_numpy(truth), "a")["labels"]
+    found = measured(logits, truth, "a")["labels"]
 
     of_label = found["per_label"]["a"]
     assert found["map"] == of_label["ap"]
@@ -109,9 +110,7 @@ def test_the_interval_of_the_mean_of_one_label_is_not_narrower_than_its_own() ->
 def test_images_without_any_label_have_no_average_precision_and_no_recall() -> None:
     logits, truth = scored()[0], np.zeros((200, 3), np.int64)
 
-    found = classification_metrics(
-        torch.from_numpy(logits), torch.from_numpy(truth), ("a", "b", "c")
-    )
+    found = measured(logits, truth)
 
     assert (found["balanced"], found["balanced_interval"]) == (0, (0, 1))
     assert (found["majority"], found["labels"]["chance_map"], found["labels"]["map"]) == (1, 0, 0)
@@ -134,9 +133,7 @@ def test_a_label_that_no_image_has_is_undefined_and_left_out_of_the_means() -> N
     logits, truth = scored()
     truth[:, 2] = 0
 
-    found = classification_metrics(
-        torch.from_numpy(logits), torch.from_numpy(truth), ("a", "b", "c")
-    )["labels"]
+    found = measured(logits, truth)["labels"]
 
     ranks = found["per_label"]
     assert ranks["c"] == {"ap": None, "ap_interval": None}

@@ -6,13 +6,13 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.conftest import save_model
+from tests.report.test_report import Page
 from tests.serve.test_serve import CONFIG, make_predictor, png
 from tests.support.reference_run import FOREIGN, make_reference_run
 from tests.support.serving import (
@@ -181,33 +181,21 @@ def test_a_form_cut_anywhere_is_an_error(client: Client) -> None:
             assert client.ask("POST", "/predict", body[:length], content_type=kind).status == 400
 
 
-class Elements(HTMLParser):
-    """Collects attributes that could load or run something."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attributes: list[tuple[str, str, str]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-
 def test_the_page_loads_nothing_from_other_sites_and_runs_only_its_own_script(
     client: Client,
 ) -> None:
-    page, elements = client.ask("GET", "/"), Elements()
+    page = client.ask("GET", "/")
     html, policy = page.body.decode(), page.headers["content-security-policy"]
 
-    elements.feed(html)
+    attributes = [(tag, *pair) for tag, found in Page(html).elements for pair in found.items()]
 
-    loading = {(t, n): v for t, n, v in elements.attributes if n in ("src", "href", "action")}
+    loading = {(t, n): v or "" for t, n, v in attributes if n in ("src", "href", "action")}
     assert loading[("link", "href")].startswith("data:image/svg+xml,")
     assert {value for (tag, _), value in loading.items() if tag == "a"} <= {
         "labels", "openapi.json", "healthz"
     }  # fmt: skip
     assert {tag for tag, _ in loading} == {"link", "a"}
-    assert not [name for _, name, _ in elements.attributes if name.startswith("on")]
-    assert not [name for _, name, _ in elements.attributes if name == "style"]
+    assert not [name for _, name, _ in attributes if name.startswith("on") or name == "style"]
     assert "innerHTML" not in html
     assert "unsafe" not in policy
     assert policy.startswith("default-src 'none';")

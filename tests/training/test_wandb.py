@@ -17,19 +17,12 @@ from vitft.cli.main import main
 class Recorded(ModuleType):
     """The parts of wandb that are used; the service has `step` steps of a run that is resumed."""
 
-    def __init__(
-        self,
-        mode: str = "online",
-        *,
-        step: int = 0,
-        is_known: bool = True,
-        is_reachable: bool = True,
-        is_lasting: bool = True,
-    ) -> None:
+    mode, step, is_known, is_reachable, is_lasting = "online", 0, True, True, True
+
+    def __init__(self, **facts: Any) -> None:
         super().__init__("wandb")
         self.__spec__ = ModuleSpec("wandb", None)
-        self.mode, self.step, self.is_known = mode, step, is_known
-        self.is_reachable, self.is_lasting = is_reachable, is_lasting
+        vars(self).update(facts)
         self.started: list[dict[str, Any]] = []
         self.points: list[tuple[int, dict[str, float]]] = []
         self.summary: dict[str, Any] = {}

@@ -44,6 +44,11 @@ def safetensors(header: object, body: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + body
 
 
+def laid_out(size: int, **tensors: object) -> bytes:
+    """A file of the safetensors format with a body of zeros."""
+    return safetensors(tensors, bytes(size))
+
+
 def tensor_at(*offsets: int, shape: tuple[int, ...] = (2,), dtype: str = "F32") -> dict[str, Any]:
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
@@ -68,6 +73,8 @@ def pickled(content: object) -> bytes:
     return buffer.getvalue()
 
 
+FILE, DAMAGED = "a.safetensors", "damaged safetensors"
+NAMELESS = "no named torch tensors, but a"
 GOOD = save({"cls_token": torch.zeros(2)})
 OPEN_NPY = npy(np.zeros(2, np.float32)).replace(b"(2,), }", b"(2,((((")  # tokenize.TokenError
 HUGE_NPY = npy(np.zeros(2, np.float32)).replace(b"(2,), }", b"(999999999999,), }")[:200]
@@ -76,64 +83,40 @@ HUGE_NPY = npy(np.zeros(2, np.float32)).replace(b"(2,), }", b"(999999999999,), }
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        pytest.param("a.safetensors", b"", r"damaged safetensors.*empty", id="no bytes"),
-        pytest.param("a.safetensors", GOOD[:-3], "damaged safetensors", id="cut at the end"),
-        pytest.param("a.safetensors", GOOD[:20], "damaged safetensors", id="cut in the header"),
-        pytest.param("a.safetensors", b"\xff" * 64, "damaged safetensors", id="vast header"),
-        pytest.param("a.safetensors", safetensors(b"\xff\xfe{}"), "damaged", id="not UTF-8"),
-        pytest.param("a.safetensors", safetensors([]), "damaged safetensors", id="a list"),
+        pytest.param(FILE, b"", f"{DAMAGED}.*empty", id="no bytes"),
+        pytest.param(FILE, GOOD[:-3], DAMAGED, id="cut at the end"),
+        pytest.param(FILE, GOOD[:20], DAMAGED, id="cut in the header"),
+        pytest.param(FILE, b"\xff" * 64, DAMAGED, id="vast header"),
+        pytest.param(FILE, safetensors(b"\xff\xfe{}"), DAMAGED, id="not UTF-8"),
+        pytest.param(FILE, safetensors([]), DAMAGED, id="a list"),
+        pytest.param(FILE, laid_out(0, a=tensor_at(0, 800)), DAMAGED, id="past the end"),
         pytest.param(
-            "a.safetensors", safetensors({"a": tensor_at(0, 800)}), "damaged", id="past the end"
+            FILE, laid_out(12, a=tensor_at(0, 8), b=tensor_at(4, 12)), DAMAGED, id="overlap"
         ),
+        pytest.param(FILE, laid_out(12, a=tensor_at(4, 12)), DAMAGED, id="hole"),
+        pytest.param(FILE, laid_out(8, a=tensor_at(-8, 0)), DAMAGED, id="before"),
         pytest.param(
-            "a.safetensors",
-            safetensors({"a": tensor_at(0, 8), "b": tensor_at(4, 12)}, bytes(12)),
-            "damaged safetensors",
-            id="overlap",
+            FILE, laid_out(8, a=tensor_at(0, 8, shape=(2**40, 2**40))), DAMAGED, id="vast shape"
         ),
-        pytest.param(
-            "a.safetensors", safetensors({"a": tensor_at(4, 12)}, bytes(12)), "damaged", id="hole"
-        ),
-        pytest.param(
-            "a.safetensors", safetensors({"a": tensor_at(-8, 0)}, bytes(8)), "damaged", id="before"
-        ),
-        pytest.param(
-            "a.safetensors",
-            safetensors({"a": tensor_at(0, 8, shape=(2**40, 2**40))}, bytes(8)),
-            "damaged safetensors",
-            id="overflowing shape",
-        ),
-        pytest.param(
-            "a.safetensors",
-            safetensors({"a": tensor_at(0, 8, dtype="X9")}, bytes(8)),
-            "damaged safetensors",
-            id="unknown type",
-        ),
-        pytest.param(
-            "a.safetensors", b"version https://git-lfs.github.com/x", "git lfs pull", id="pointer"
-        ),
-        pytest.param("a.safetensors", b"<!DOCTYPE html><html>", "HTML", id="web page"),
-        pytest.param("a.safetensors", b"\n <HTML><body>", "HTML", id="page without a type"),
+        pytest.param(FILE, laid_out(8, a=tensor_at(0, 8, dtype="X9")), DAMAGED, id="unknown type"),
+        pytest.param(FILE, b"version https://git-lfs.github.com/x", "git lfs pull", id="pointer"),
+        pytest.param(FILE, b"<!DOCTYPE html><html>", "HTML", id="web page"),
+        pytest.param(FILE, b"\n <HTML><body>", "HTML", id="page without a type"),
         pytest.param("a.pth", b"", "damaged torch file.*empty", id="empty pickle"),
         pytest.param("a.pth", b"\x80\x02garbage", "damaged torch file", id="broken pickle"),
         pytest.param("a.pth", b"PK\x03\x04 no zip", "damaged torch file", id="broken zip"),
         pytest.param("a.pth", pickled({"a": torch.ones(9)})[:-40], "damaged", id="cut pickle"),
         pytest.param(
-            "a.pth",
-            pickled([1, 2]),
-            "no named torch tensors, but a value of type list",
-            id="a list",
+            "a.pth", pickled([1, 2]), f"{NAMELESS} value of type list", id="a pickled list"
         ),
-        pytest.param("a.pth", pickled({"lr": 0.1}), "no named torch tensors, but a", id="settings"),
+        pytest.param("a.pth", pickled({"lr": 0.1}), NAMELESS, id="settings"),
         pytest.param("a.pth", npz(bomb=bytes(10**8)), "damaged.*would unpack", id="pickle bomb"),
         pytest.param("a.npz", b"PK\x05\x06", "damaged .npz", id="broken npz"),
         pytest.param("a.npz", npz(bomb=bytes(10**8)), "damaged.*would unpack", id="npz bomb"),
         pytest.param("a.npz", npz(a=HUGE_NPY), "does not match its", id="vast array"),
         pytest.param("a.npz", npz(a=OPEN_NPY), "damaged .npz", id="bracket left open"),
         pytest.param("a.npz", npz(a=b"no array"), "damaged .npz", id="not an array"),
-        pytest.param(
-            "a.npz", npz(a=npy(np.array([Evil()]))), "not a numeric type", id="objects in npz"
-        ),
+        pytest.param("a.npz", npz(a=npy(np.array([Evil()]))), "not a numeric type", id="objects"),
     ],
 )
 def test_a_damaged_or_hostile_file_is_one_sentence(
@@ -207,48 +190,24 @@ def deep(levels: int) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param("{", "is not valid JSON", id="not JSON"),
+        ("{", "is not valid JSON"),
         pytest.param(deep(100_000), "is not valid JSON", id="deep"),
-        pytest.param("[1]", "does not contain a JSON object", id="a list"),
-        pytest.param(
-            '{"num_attention_heads": "x"}', "num_attention_heads: Expected `int`", id="text"
-        ),
-        pytest.param(
-            '{"num_attention_heads": 1e9}', "num_attention_heads: Expected `int`", id="float"
-        ),
-        pytest.param(
-            '{"num_attention_heads": 1000000000}',
-            "num_attention_heads: Expected `int` <= 1024",
-            id="vast",
-        ),
-        pytest.param(
-            '{"num_attention_heads": 7}',
-            "not a multiple of the number of attention heads, 7",
-            id="heads",
-        ),
-        pytest.param(
-            '{"num_attention_heads": 0}',
-            "not a multiple of the number of attention heads, 0",
-            id="no heads",
-        ),
-        pytest.param('{"num_attention_heads": 3, "hidden_act": "relu"}', "is relu", id="relu"),
-        pytest.param('{"model_args": {"img_size": "x"}}', "img_size.*: Expected `int`", id="size"),
-        pytest.param(
-            '{"model_args": 5}', "model_args: Expected `object`, got `int`", id="no table"
-        ),
-        pytest.param(
-            '{"pretrained_cfg": {"mean": 5, "std": 5}}', "mean: Expected `array`", id="mean"
-        ),
-        pytest.param('{"mean": [NaN, 0, 0], "std": [1, 1, 1]}', "mean: Out of range", id="NaN"),
-        pytest.param(
-            '{"mean": [0, 0, 0], "std": [0, 1, 1]}', "std.*: Expected `float` >=", id="zero std"
-        ),
-        pytest.param(
-            '{"mean": [0, 0], "std": [1, 1]}', "mean and std have 2 values each", id="two channels"
-        ),
-        pytest.param('{"crop_pct": 7}', "crop: Expected `float` <= 1.0", id="crop"),
-        pytest.param('{"interpolation": "magic"}', "interpolation.*'magic'", id="filter"),
-        pytest.param('{"label_names": {"a": "b"}}', "label_names is", id="labels"),
+        ("[1]", "does not contain a JSON object"),
+        ('{"num_attention_heads": "x"}', "num_attention_heads: Expected `int`"),
+        ('{"num_attention_heads": 1e9}', "num_attention_heads: Expected `int`"),
+        ('{"num_attention_heads": 1000000000}', "num_attention_heads: Expected `int` <= 1024"),
+        ('{"num_attention_heads": 7}', "not a multiple of the number of attention heads, 7"),
+        ('{"num_attention_heads": 0}', "not a multiple of the number of attention heads, 0"),
+        ('{"num_attention_heads": 3, "hidden_act": "relu"}', "is relu"),
+        ('{"model_args": {"img_size": "x"}}', "img_size.*: Expected `int`"),
+        ('{"model_args": 5}', "model_args: Expected `object`, got `int`"),
+        ('{"pretrained_cfg": {"mean": 5, "std": 5}}', "mean: Expected `array`"),
+        ('{"mean": [NaN, 0, 0], "std": [1, 1, 1]}', "mean: Out of range"),
+        ('{"mean": [0, 0, 0], "std": [0, 1, 1]}', "std.*: Expected `float` >="),
+        ('{"mean": [0, 0], "std": [1, 1]}', "mean and std have 2 values each"),
+        ('{"crop_pct": 7}', "crop: Expected `float` <= 1.0"),
+        ('{"interpolation": "magic"}', "interpolation.*'magic'"),
+        ('{"label_names": {"a": "b"}}', "label_names is"),
     ],
 )
 def test_a_hostile_config_beside_the_weights_is_refused_by_its_key(
@@ -262,11 +221,17 @@ def test_a_hostile_config_beside_the_weights_is_refused_by_its_key(
 
 
 EXPANDED = torch.zeros(1).expand(10**6, 10**6)
+TWICE = b"""{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},
+             "a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}}"""
+
+
+def kept(tensor: Tensor) -> bytes:
+    return pickled({"a": tensor})
 
 
 def typed(kind: str, size: int) -> bytes:
     """A file with one tensor of eight numbers of the given type."""
-    return safetensors({"cls_token": tensor_at(0, size, shape=(8,), dtype=kind)}, bytes(size))
+    return laid_out(size, cls_token=tensor_at(0, size, shape=(8,), dtype=kind))
 
 
 def nested(inner: str) -> bytes:
@@ -277,33 +242,19 @@ def nested(inner: str) -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        pytest.param("a.pth", pickled({"a": EXPANDED}), "larger than the file", id="expanded"),
-        pytest.param(
-            "a.pth", pickled({"a": torch.zeros(3, device="meta")}), "has no data", id="meta"
-        ),
-        pytest.param("a.pth", pickled({"a": torch.ones(3).to_sparse()}), "dense", id="sparse"),
-        pytest.param(
-            "a.pth", pickled({"a": torch.ones(3, dtype=torch.cfloat)}), "complex64", id="complex"
-        ),
-        pytest.param(
-            "a.pth", pickled({"a": torch.ones(3).to(torch.float8_e4m3fn)}), "float8", id="8 bits"
-        ),
-        pytest.param("a.safetensors", typed("F4", 4), "unsupported type F4", id="F4"),
-        pytest.param("a.safetensors", typed("F8_E4M3", 8), "unsupported type F8", id="F8"),
-        pytest.param("a.safetensors", typed("C64", 64), "unsupported type C64", id="C64"),
-        pytest.param("a.safetensors", nested('{"a":X}'), "damaged safetensors", id="deep header"),
-        pytest.param(
-            "a.safetensors", nested('{"__metadata__":{"a":X}}'), "damaged", id="deep metadata"
-        ),
-        pytest.param(
-            "a.safetensors",
-            safetensors(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
-                        b'"a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}}', bytes(8)),
-            "damaged safetensors",
-            id="a tensor twice",
-        ),
+        pytest.param("a.pth", kept(EXPANDED), "larger than the file", id="expanded"),
+        pytest.param("a.pth", kept(torch.zeros(3, device="meta")), "has no data", id="meta"),
+        pytest.param("a.pth", kept(torch.ones(3).to_sparse()), "dense", id="sparse"),
+        pytest.param("a.pth", kept(torch.ones(3, dtype=torch.cfloat)), "complex64", id="complex"),
+        pytest.param("a.pth", kept(torch.ones(3).to(torch.float8_e4m3fn)), "float8", id="8 bits"),
+        pytest.param(FILE, typed("F4", 4), "unsupported type F4", id="F4"),
+        pytest.param(FILE, typed("F8_E4M3", 8), "unsupported type F8", id="F8"),
+        pytest.param(FILE, typed("C64", 64), "unsupported type C64", id="C64"),
+        pytest.param(FILE, nested('{"a":X}'), DAMAGED, id="deep header"),
+        pytest.param(FILE, nested('{"__metadata__":{"a":X}}'), DAMAGED, id="deep metadata"),
+        pytest.param(FILE, safetensors(TWICE, bytes(8)), DAMAGED, id="a tensor twice"),
     ],
-)  # fmt: skip
+)
 def test_tensors_that_are_not_arrays_in_the_file_are_refused_at_once(
     tmp_path: Path, name: str, content: bytes, message: str
 ) -> None:
