@@ -110,18 +110,14 @@ def few_inodes(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("files", [0, 4, 7, 8])
 def test_a_disk_without_inodes_ends_a_run_with_6_and_the_way_out(
-    few_inodes: Path,
-    image_folder: Path,
-    tiny_weights: Path,
-    capsys: pytest.CaptureFixture[str],
-    files: int,
+    few_inodes: Path, few: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str], files: int
 ) -> None:
     for number in range(files):
         (few_inodes / f"{number}.txt").write_text("earlier")
     run = few_inodes / "run"
     options = ["--weights", str(tiny_weights), "--train", "all", "--epochs", "1"]
 
-    code = main(["finetune", "--data", str(image_folder), "--out", str(run), *options])
+    code = main(["finetune", "--data", str(few), "--out", str(run), *options])
 
     *_, error, fix = capsys.readouterr().err.splitlines()
     assert code == 6

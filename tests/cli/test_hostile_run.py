@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,7 @@ from vitft.cli.main import main
 from vitft.models import VisionTransformer
 from vitft.training import StepResult, StepStage
 
+Outcome = Callable[[str, Path], tuple[int, str]]
 SECONDS = 20
 """Time after which a command hangs; each takes less than two."""
 STEPS = 25
@@ -146,30 +147,30 @@ CASES = [
 ]
 
 
+@pytest.fixture
 def outcome(
-    home: Path, command: str, run: Path, capfd: pytest.CaptureFixture[str]
-) -> tuple[int, str]:
-    """Run a command on a run directory; return its exit code and error output."""
-    capfd.readouterr()
-    code = main(COMMANDS[command].format(home, run).split())
-    return code, capfd.readouterr().err
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Outcome:
+    """Return a function that runs a command on a run, and returns its exit code and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(command: str, folder: Path) -> tuple[int, str]:
+        capfd.readouterr()
+        code = main(COMMANDS[command].format(home, folder).split())
+        return code, capfd.readouterr().err
+
+    return run
 
 
 @pytest.mark.parametrize(("name", "edit"), CASES)
 def test_every_command_names_the_damaged_file_that_it_needs(
-    home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    name: str,
-    edit: Edit,
+    home: Path, tmp_path: Path, outcome: Outcome, name: str, edit: Edit
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     for command in READERS[name]:
         run = copied(home / ("half" if command == "resume" else "run"), tmp_path / command)
         edit(run / name)
 
-        code, error = outcome(home, command, run, capfd)
+        code, error = outcome(command, run)
 
         assert "Traceback" not in error, f"{command}: {error}"
         assert code == 5, f"{command}: {error}"
@@ -205,18 +206,13 @@ WRONG_VALUES = [
 
 @pytest.mark.parametrize(("name", "place", "value"), WRONG_VALUES)
 def test_a_wrong_value_is_reported_with_its_file(
-    home: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    name: str,
-    place: str,
-    value: object,
+    home: Path, tmp_path: Path, outcome: Outcome, name: str, place: str, value: object
 ) -> None:
     run = copied(home / "run", tmp_path / "run")
     edit = json_value(place, value)
     (first_line(edit) if name.endswith("jsonl") else edit)(run / name)
 
-    code, error = outcome(home, "report", run, capfd)
+    code, error = outcome("report", run)
 
     assert code == 5, error
     assert f"{name} (" in error
@@ -239,13 +235,13 @@ EPOCH_EDITS: dict[str, Edit] = {
 
 @pytest.mark.parametrize("kind", EPOCH_EDITS)
 def test_a_run_with_edited_epochs_is_not_resumed(
-    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+    home: Path, tmp_path: Path, outcome: Outcome, kind: str
 ) -> None:
     run = copied(home / "half", tmp_path / "run")
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
     EPOCH_EDITS[kind](run / "metrics.jsonl")
 
-    code, error = outcome(home, "resume", run, capfd)
+    code, error = outcome("resume", run)
 
     assert code == 5, error
     assert "Traceback" not in error
@@ -255,14 +251,14 @@ def test_a_run_with_edited_epochs_is_not_resumed(
 
 @pytest.mark.parametrize("kind", ["cut", "zeros", *EVERYWHERE])
 def test_a_damaged_training_state_is_named_and_the_run_is_not_resumed(
-    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+    home: Path, tmp_path: Path, outcome: Outcome, kind: str
 ) -> None:
     edits = {"cut": text(TEXTS["cut"]), "zeros": text("\0" * 100), **EVERYWHERE}
     run = copied(home / "half", tmp_path / "run")
     (file,) = (run / "resume").glob("state-*.safetensors")
     edits[kind](file)
 
-    code, error = outcome(home, "resume", run, capfd)
+    code, error = outcome("resume", run)
 
     assert code == 5, error
     assert "Traceback" not in error
@@ -271,13 +267,13 @@ def test_a_damaged_training_state_is_named_and_the_run_is_not_resumed(
 
 
 def test_a_stopped_run_without_settings_is_not_resumed_on_the_current_folder(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
 ) -> None:
     run = copied(home / "half", tmp_path / "run")
     monkeypatch.chdir(home / "data")
     empty(run / "config.toml")
 
-    code, error = outcome(home, "resume", run, capfd)
+    code, error = outcome("resume", run)
 
     assert code == 5, error
     assert f"damaged run: {run / 'config.toml'} (data.path is missing)" in error
@@ -285,19 +281,19 @@ def test_a_stopped_run_without_settings_is_not_resumed_on_the_current_folder(
 
 @pytest.mark.parametrize("content", ["[data]\npath = 5", "[train]\nepochs = 0.5"])
 def test_a_wrong_setting_of_a_run_is_reported_with_its_file(
-    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], content: str
+    home: Path, tmp_path: Path, outcome: Outcome, content: str
 ) -> None:
     run = copied(home / "run", tmp_path / "run")
     text(content)(run / "config.toml")
 
-    code, error = outcome(home, "check", run, capfd)
+    code, error = outcome("check", run)
 
     assert code == 5, error
     assert f"{run / 'config.toml'}" in error
 
 
 def test_a_resumed_run_writes_the_files_that_it_does_not_read_again(
-    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    home: Path, tmp_path: Path, outcome: Outcome
 ) -> None:
     run = copied(home / "half", tmp_path / "run")
     damaged = {"audit.json": pipe, "eval.json": pipe, "model.safetensors": text("\0" * 100),
@@ -305,7 +301,7 @@ def test_a_resumed_run_writes_the_files_that_it_does_not_read_again(
     for name, edit in damaged.items():
         edit(run / name)
 
-    code, error = outcome(home, "resume", run, capfd)
+    code, error = outcome("resume", run)
 
     assert (code, "Traceback" in error, "warning" in error) == (0, False, False), error
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 9

@@ -14,13 +14,9 @@ from vitft.cli.main import main
     "at", ["write .config.toml", "write .split.csv", "write .model.safetensors"]
 )
 def test_the_fix_after_a_full_disk_works(
-    image_folder: Path,
-    tiny_weights: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    at: str,
+    few: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], at: str
 ) -> None:
-    command = ["finetune", "--data", str(image_folder), "--weights", str(tiny_weights)]
+    command = ["finetune", "--data", str(few), "--weights", str(tiny_weights)]
     command += ["--cache", "none", "--out"]
     with FailPoints(tmp_path / "whole") as points:
         assert main([*command, str(tmp_path / "whole")]) == 0

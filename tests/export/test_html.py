@@ -138,15 +138,16 @@ def test_the_engine_computes_what_numpy_computes(settings: dict[str, Any], bits:
         assert row["score"] == pytest.approx(score, rel=1e-4)
 
 
+def small_model() -> tuple[Card, dict[str, Any]]:
+    """Return the card and the weights of a small model."""
+    model, transform = model_of(), EvalTransform(image_size=(24, 32))
+    card = Card(architecture=model.config, transform=transform, classes=tuple("abcde"))
+    return card, {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+
+
 @needs_node
 def test_a_page_whose_weights_were_changed_fails_its_self_test() -> None:
-    model = model_of()
-    card = Card(
-        architecture=model.config,
-        transform=EvalTransform(image_size=(24, 32)),
-        classes=tuple("abcde"),
-    )
-    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    card, weights = small_model()
     page = html_page(card, weights, None, 16, {})
     other = html_page(card, {**weights, "head.weight": -weights["head.weight"]}, None, 16, {})
 
@@ -315,10 +316,7 @@ def test_a_browser_without_a_network_answers_as_predict_does(
 
 
 def test_a_page_contains_valid_json_that_cannot_end_its_element() -> None:
-    model = model_of()
-    transform = EvalTransform(image_size=(24, 32))
-    card = Card(architecture=model.config, transform=transform, classes=tuple("abcde"))
-    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    card, weights = small_model()
 
     page = html_page(card, weights, None, 16, {"title": "</script><script>"})
 

@@ -39,10 +39,14 @@ def scored(images: int, *, sharpness: float = 1.0, seed: int = 0) -> ScoredSet:
     return ScoredSet(*answered(images, sharpness=sharpness, seed=seed))
 
 
+def bins_of(logits: Array, labels: Array) -> Any:
+    return bin_by_confidence(*confidence_and_correctness(logits, labels))
+
+
 def true_error(found: float, *, sharpness: float) -> float:
     """Return the calibration error on new images after division by a temperature."""
     logits, labels = answered(100_000, sharpness=sharpness, seed=99)
-    return binned_error(bin_by_confidence(*confidence_and_correctness(logits / found, labels)))
+    return binned_error(bins_of(logits / found, labels))
 
 
 def test_the_temperature_of_overconfident_logits_is_recovered() -> None:
@@ -227,13 +231,9 @@ def test_the_plug_in_error_is_the_mean_gap() -> None:
 
 
 def test_a_true_calibration_error_is_estimated() -> None:
-    truth = binned_error(
-        bin_by_confidence(*confidence_and_correctness(*answered(400_000, sharpness=2.5, seed=1)))
-    )
+    truth = binned_error(bins_of(*answered(400_000, sharpness=2.5, seed=1)))
 
-    error, (low, high) = calibration_error(
-        bin_by_confidence(*confidence_and_correctness(*answered(1000, sharpness=2.5, seed=2)))
-    )
+    error, (low, high) = calibration_error(bins_of(*answered(1000, sharpness=2.5, seed=2)))
 
     assert low < truth < high
     assert error == pytest.approx(truth, abs=0.03)
@@ -270,7 +270,7 @@ def test_the_error_of_one_bin_and_its_interval_follow_from_the_binomial_distribu
 
 def test_the_error_and_its_interval_are_in_order_and_the_same_every_time() -> None:
     for images in (1, 5, 33, 400):
-        bins = bin_by_confidence(*confidence_and_correctness(*answered(images, sharpness=3.0)))
+        bins = bins_of(*answered(images, sharpness=3.0))
 
         first, second = calibration_error(bins), calibration_error(bins)
 

@@ -54,12 +54,17 @@ PARTS = [
 
 def random_model(**fields: Any) -> VisionTransformer:
     """Return a model of `SMALL` with other fields and random weights, so that each part counts."""
-    model = VisionTransformer(replace(SMALL, **fields)).eval()
+    model: VisionTransformer = randomised(VisionTransformer(replace(SMALL, **fields)))
+    return model
+
+
+def randomised(model: Any) -> Any:
+    """Draw weights of the order of published ones, with norms near one."""
     random = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
         is_gain = "norm" in name and name.endswith("weight")
         parameter.data.normal_(mean=float(is_gain), std=0.2, generator=random)
-    return model
+    return model.eval()
 
 
 def pixels_for(model: VisionTransformer, count: int = 2) -> Tensor:

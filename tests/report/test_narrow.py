@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,9 @@ CUT = """[...document.querySelectorAll("main *")].filter((element) => {
     const { width, right } = element.getBoundingClientRect();
     return width && right > innerWidth && !element.closest("details:not([open])");
 }).map((element) => element.outerHTML.slice(0, 80))"""
+
+
+PHONE: Any = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
 
 
 def comparison_page(folder: Path) -> Path:
@@ -32,10 +36,7 @@ def test_tables_charts_and_bars_fit_the_screen_of_a_phone(
     tmp_path: Path, page: Callable[[Path], Path]
 ) -> None:
     with Chromium(str(CHROMIUM), tmp_path / "profile", page(tmp_path)) as browser:
-        browser.send(
-            "Emulation.setDeviceMetricsOverride",
-            width=390, height=844, deviceScaleFactor=1, mobile=True,
-        )  # fmt: skip
+        browser.send("Emulation.setDeviceMetricsOverride", **PHONE)
         cut = browser.evaluate(CUT)
         bars = browser.evaluate(
             "[...document.querySelectorAll('#classes .score-bar')].map((bar) => bar.clientWidth)"
@@ -47,10 +48,7 @@ def test_tables_charts_and_bars_fit_the_screen_of_a_phone(
 
 def test_on_a_phone_the_first_screen_has_pictures(tmp_path: Path) -> None:
     with Chromium(str(CHROMIUM), tmp_path / "profile", run_page(tmp_path)) as browser:
-        browser.send(
-            "Emulation.setDeviceMetricsOverride",
-            width=390, height=844, deviceScaleFactor=1, mobile=True,
-        )  # fmt: skip
+        browser.send("Emulation.setDeviceMetricsOverride", **PHONE)
         bottom = browser.evaluate(
             "document.querySelector('.strip img').getBoundingClientRect().bottom"
         )

@@ -62,6 +62,11 @@ def cached_rows(home: Path, cache: str) -> Counter[str]:
     return found
 
 
+def have_equal_weights(*runs: Path) -> bool:
+    one, other = (load_checkpoint(run / "model.safetensors")[0] for run in runs)
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_each_file_is_opened_by_one_process_only(
     runs: dict[int, list[dict[str, Any]]], size: int
@@ -79,9 +84,7 @@ def test_each_file_is_opened_by_one_process_only(
 def test_heads_are_equal_to_the_bit_and_fitted_by_the_main_process(
     home: Path, runs: dict[int, list[dict[str, Any]]], size: int
 ) -> None:
-    one, several = (load_checkpoint(home / f"run{n}" / "model.safetensors")[0] for n in (1, size))
-
-    assert all(torch.equal(one[name], several[name]) for name in one)
+    assert have_equal_weights(home / "run1", home / f"run{size}")
     for name in ("split.csv", "audit.json"):
         assert (home / "run1" / name).read_text() == (home / f"run{size}" / name).read_text()
     results = [json.loads((home / f"run{n}" / "eval.json").read_text()) for n in (1, size)]
@@ -109,10 +112,7 @@ def test_processes_without_a_common_cache_send_each_other_their_rows(
 ) -> None:
     ranks = finish(home, 2, "apart", own_homes=True)
 
-    one, several = (
-        load_checkpoint(home / name / "model.safetensors")[0] for name in ("run1", "apart")
-    )
-    assert all(torch.equal(one[name], several[name]) for name in one)
+    assert have_equal_weights(home / "run1", home / "apart")
     assert sum(rank["computed"] for rank in ranks) == IMAGES + 1
     assert not set(ranks[0]["opened"]) & set(ranks[1]["opened"])
 
@@ -129,7 +129,4 @@ def test_a_pass_that_follows_a_killed_rank_has_equal_rows(
 
     assert 16 <= before < IMAGES
     assert sum(rank["computed"] for rank in ranks) == IMAGES + 1 - before
-    one, several = (
-        load_checkpoint(home / name / "model.safetensors")[0] for name in ("run2", "resumed")
-    )
-    assert all(torch.equal(one[name], several[name]) for name in one)
+    assert have_equal_weights(home / "run2", home / "resumed")

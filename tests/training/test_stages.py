@@ -28,29 +28,24 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "train": {"layers": "all", "drop_path": 0.2, "mixup": 0.2, "cutmix": 1.0, "erasing": 0.25},
     "optim": {"epochs": 3, "batch_size": 8, "ema": 0.9, "lr": 1e-2},
 }
+
+
+def kind(layers: str, **optim: Any) -> dict[str, dict[str, Any]]:
+    """Return the settings of two epochs of three steps each, or with `optim`."""
+    return {"train": {"layers": layers}, "optim": {"epochs": 2, "batch_size": 8, **optim}}
+
+
 KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "everything": EVERYTHING,
     "a head on crops": {
         "train": {"augment": "crop"},
         "optim": {"solver": "sgd", "epochs": 3, "batch_size": 8},
     },
-    "the last block": {
-        "train": {"layers": "blocks:1"},
-        "optim": {"epochs": 3, "batch_size": 8, "label_smoothing": 0.1},
-    },
-    "a solved head, then everything": {
-        "train": {"layers": "head,all"},
-        "optim": {"epochs": 2, "batch_size": 8, "class_weights": True},
-    },
-    "half of the change in the weights": {
-        "train": {"layers": "head,blocks:1"},
-        "optim": {"epochs": 2, "batch_size": 8, "ema": 0.9, "interpolation": 0.5},
-    },
-    "lora": {"train": {"layers": "lora"}, "optim": {"epochs": 2, "batch_size": 8}},
-    "a solved head that remains the best": {
-        "train": {"layers": "head,all"},
-        "optim": {"solver": "sgd", "lr": 3.0, "epochs": 2, "batch_size": 8},
-    },
+    "the last block": kind("blocks:1", epochs=3, label_smoothing=0.1),
+    "a solved head, then everything": kind("head,all", class_weights=True),
+    "half of the change in the weights": kind("head,blocks:1", ema=0.9, interpolation=0.5),
+    "lora": kind("lora"),
+    "a solved head that remains the best": kind("head,all", solver="sgd", lr=3.0),
 }
 
 

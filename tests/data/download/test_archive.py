@@ -97,7 +97,13 @@ def test_special_permissions_are_not_restored(tmp_path: Path) -> None:
     assert (folder / "run.jpg").stat().st_mode & 0o7111 == 0
 
 
+def special(name: str, kind: bytes, **fields: object) -> bytes:
+    """A tar file of something that has no content."""
+    return tar_bytes((member(name, type=kind, **fields), b""))
+
+
 LINK, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE
+CUT, UNPACKED = "incomplete or damaged", "entries up to 'b.jpg' unpack to"
 BOMB = b"\0" * 20_000
 A15 = {
     "up": (tar_bytes(plain("a/1"), plain("../evil")), "'../evil' has a name"),
@@ -105,27 +111,21 @@ A15 = {
     "absolute": (tar_bytes(plain("/evil")), "'/evil' has a name"),
     "drive": (tar_bytes(plain("C:/evil")), "'C:/evil' has a name"),
     "backslash": (zip_bytes(("..\\evil", b"x")), "leads outside"),
-    "symbolic link": (
-        tar_bytes((member("a/x", type=LINK, linkname="/etc"), b"")),
-        "'a/x' is a link",
-    ),
+    "symbolic link": (special("a/x", LINK, linkname="/etc"), "'a/x' is a link"),
     "hard link": (
         tar_bytes(plain("a/1"), (member("a/x", type=HARD, linkname="a/1"), b"")),
         "'a/x' is a link",
     ),
     "link in a zip": (zip_bytes(("a/x", b"/etc"), mode=0o120777), "'a/x' is a link"),
     "character device": (
-        tar_bytes((member("zero", type=tarfile.CHRTYPE, devmajor=1, devminor=5), b"")),
+        special("zero", tarfile.CHRTYPE, devmajor=1),
         "'zero' is a link, a device",
     ),
-    "block device": (tar_bytes((member("sda", type=tarfile.BLKTYPE), b"")), "'sda' is a"),
-    "pipe": (tar_bytes((member("p.jpg", type=tarfile.FIFOTYPE), b"")), "'p.jpg' is a"),
+    "block device": (special("sda", tarfile.BLKTYPE), "'sda' is a"),
+    "pipe": (special("p.jpg", tarfile.FIFOTYPE), "'p.jpg' is a"),
     "pipe in a zip": (zip_bytes(("p.jpg", b""), mode=0o010644), "'p.jpg' is a link, a device"),
-    "bomb by ratio": (
-        tar_bytes(plain("b.jpg", BOMB * 10), gz=True),
-        "entries up to 'b.jpg' unpack to",
-    ),
-    "bomb in a zip": (zip_bytes(("b.jpg", BOMB * 10)), "entries up to 'b.jpg' unpack to"),
+    "bomb by ratio": (tar_bytes(plain("b.jpg", BOMB * 10), gz=True), UNPACKED),
+    "bomb in a zip": (zip_bytes(("b.jpg", BOMB * 10)), UNPACKED),
     "bomb behind the end": (
         gzip.compress(tar_bytes(plain("a/1")) + b"\0" * 2**21),
         "unpacks to at least",
@@ -155,21 +155,18 @@ A15 = {
         "unusually packed",
     ),
     "empty zip": (zip_bytes(), "contains no files"),
-    "nothing": (tar_bytes((member("a", type=tarfile.DIRTYPE), b"")), "contains no files"),
-    "cut tar": (tar_bytes(plain("a/1", b"x" * 5000))[:3000], "incomplete or damaged"),
+    "nothing": (special("a", tarfile.DIRTYPE), "contains no files"),
+    "cut tar": (tar_bytes(plain("a/1", b"x" * 5000))[:3000], CUT),
     "tar cut between entries": (
         tar_bytes(plain("a/1"), plain("a/2"))[: 2 * 512],
         "its end marker is missing",
     ),
-    "cut gzip": (
-        tar_bytes(plain("a/1", bytes(range(256)) * 20), gz=True)[:-20],
-        "incomplete or damaged",
-    ),
+    "cut gzip": (tar_bytes(plain("a/1", bytes(range(256)) * 20), gz=True)[:-20], CUT),
     "damaged header": (
         tar_bytes(plain("a/1"), plain("a/2")).replace(b"a/2", b"a/3"),
         "it is damaged at byte 1,024",
     ),
-    "cut zip": (zip_bytes(("a/1", b"x" * 999), ("a/2", b"x"))[:-30], "incomplete or damaged"),
+    "cut zip": (zip_bytes(("a/1", b"x" * 999), ("a/2", b"x"))[:-30], CUT),
     "web page": (b"<!doctype html><p>log in", "looks like a web page"),
     "empty file": (b"", "not a .tar, .tar.gz or .zip archive"),
 }

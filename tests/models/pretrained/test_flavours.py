@@ -25,6 +25,10 @@ CONFIG = ViTConfig(
 )
 
 
+SIZES: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"image_size": 32, "patch_size": 8}
+
+
 @pytest.fixture
 def images() -> Tensor:
     return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -38,17 +42,8 @@ def write_timm_config(folder: Path, **fields: object) -> None:
 
 def hf_folder(root: Path, kind: str, **options: object) -> tuple[Any, Path]:
     """Return a random transformers model and the folder with its files."""
-    fields: dict[str, Any] = {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 128,
-        "image_size": 32,
-        "patch_size": 8,
-        "layer_norm_eps": 1e-6,
-        "num_labels": 5,
-    }
-    config = transformers.ViTConfig(**(fields | options))
+    fields: dict[str, Any] = {"intermediate_size": 128, "layer_norm_eps": 1e-6, "num_labels": 5}
+    config = transformers.ViTConfig(**(SIZES | fields | options))
     return random_and_saved(getattr(transformers, kind)(config), root), root
 
 
@@ -129,8 +124,7 @@ def test_the_epsilon_that_a_hf_config_states_is_used(tmp_path: Path, images: Ten
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["Dinov2", "Dinov2WithRegisters"])
 def test_a_hf_dinov2_gives_its_features(kind: str, tmp_path: Path, images: Tensor) -> None:
-    fields: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = getattr(transformers, f"{kind}Config")(**fields, image_size=32, patch_size=8)
+    config = getattr(transformers, f"{kind}Config")(**SIZES)
     theirs = random_and_saved(getattr(transformers, f"{kind}Model")(config), tmp_path)
 
     ours, report = load_pretrained(tmp_path)
@@ -142,8 +136,7 @@ def test_a_hf_dinov2_gives_its_features(kind: str, tmp_path: Path, images: Tenso
 
 @torch.no_grad()
 def test_a_hf_distilled_deit_averages_its_heads(tmp_path: Path, images: Tensor) -> None:
-    fields: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.DeiTConfig(**fields, image_size=32, patch_size=8, layer_norm_eps=1e-6)
+    config = transformers.DeiTConfig(**SIZES, layer_norm_eps=1e-6)
     theirs = random_and_saved(transformers.DeiTForImageClassificationWithTeacher(config), tmp_path)
 
     ours, report = load_pretrained(tmp_path)

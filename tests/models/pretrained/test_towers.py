@@ -8,6 +8,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from tests.models.test_later_parts import randomised
 from vitft import load_pretrained
 
 SIZES: dict[str, Any] = {
@@ -66,14 +67,6 @@ TOWERS = {
     "CLIP": clip,
     "SigLIP 2": siglip,
 }
-
-
-def randomised(model: Any) -> Any:
-    random = torch.Generator().manual_seed(0)
-    for name, parameter in model.named_parameters():
-        is_gain = "norm" in name and name.endswith("weight")
-        parameter.data.normal_(mean=float(is_gain), std=0.2, generator=random)
-    return model.eval()
 
 
 def write_tower(model: Any, folder: Path) -> Path:
