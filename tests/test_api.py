@@ -388,6 +388,14 @@ def test_errors_name_the_arguments_of_python(
     with pytest.raises(UsageError, match=r'use device="auto"') as caught:
         vitft.finetune(data=photos, weights="demo", device="gpu", cache="none")
     assert "--" not in str(caught.value)
+    with pytest.raises(DataError, match="x--out/y"):
+        vitft.finetune(data="nowhere/x--out/y", weights="demo")
+
+
+def test_a_number_of_classes_may_be_of_numpy(trained: Trained, image_folder: Path) -> None:
+    (found,) = trained.predict(image_folder / "red" / "000.png", top_k=np.int64(2))  # type: ignore[arg-type]
+
+    assert len(found.classes) == 2
 
 
 def test_threshold_zero_stands_for_no_threshold(trained: Trained, image_folder: Path) -> None:

@@ -68,8 +68,8 @@ from vitft.training.checks import check_request
 from vitft.training.run import Result, run_finetuning
 
 _OPTION = re.compile(
-    r"`[^`]*`|--(?P<name>[a-z-]*[a-z])"
-    r"(?: (?!(?:to|or|and|if|with|finds)\b)(?P<value>[\w:.,/-]*\w))?"
+    r"`[^`]*`|(?<![^\s(])--(?P<name>[a-z-]*[a-z])(?![\w/-])"
+    r"(?: (?!(?:to|or|and|if|with|finds)\b)(?P<value>[\w:.,/-]*\w)(?=[\s,.;:)]|$))?"
 )
 """A command, or an option perhaps followed by its value, in the text of an error."""
 _FLAGS = frozenset(option.keyword for option in FINETUNE_OPTIONS if option.type is bool)
@@ -357,6 +357,8 @@ class Trained:
             RunError: Some logits of the model are not finite, or there are no validation
                 predictions from which to choose a threshold or sets.
         """
+        if isinstance(top_k, np.integer):
+            top_k = int(top_k)
         if type(top_k) is not int or top_k < 1:
             raise UsageError(f"invalid top_k={top_k!r}", fix="use an integer of 1 or more")
         marks = Marks(

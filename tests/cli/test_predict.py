@@ -2,7 +2,10 @@
 
 import io
 import json
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +103,30 @@ def test_standard_input_is_an_image_or_a_list(
     assert [row["path"] for row in found] == (["-"] if kind == "image" else photos)
     for row, classes in zip(found, expected, strict=True):
         assert row["classes"][0]["class"] == classes[0]["class"]
+
+
+def test_a_killed_job_is_resumed_to_the_same_bytes(photos: list[str]) -> None:
+    Path("list.txt").write_text("".join(f"{name}\n" for name in [*photos, "gone.jpg"] * 40))
+    common = ["--list", "list.txt", "--top-k", "3"]
+    assert predict(*common, "--out", "whole.jsonl") == 3
+
+    command = [sys.executable, "-m", "vitft", "predict", "--run", "run", "--device", "cpu", *common]
+    with subprocess.Popen([*command, "--out", "o.jsonl"], stderr=subprocess.DEVNULL) as process:
+        part = Path("o.jsonl.part")
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (part.exists() and part.stat().st_size > 20_000):
+            if process.poll() is not None:
+                break
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+    if not Path("o.jsonl").exists():
+        with part.open("ab") as file:
+            file.write(b'{"path": "photos/')  # a torn last row
+    resumed = predict(*common, "--out", "o.jsonl", "--resume")
+
+    assert resumed == 3
+    assert Path("o.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
+    assert not part.exists()
 
 
 def test_processes_that_resume_with_another_model_are_refused(

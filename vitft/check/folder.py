@@ -60,7 +60,7 @@ from vitft.report.html import render
 from vitft.report.run_files import folder_uri
 from vitft.system import console
 from vitft.system.cores import usable_cores
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, ImageError
 from vitft.system.files import write_atomically, writing
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import RunDir, check_is_run, read_run_json, run_path
@@ -397,7 +397,10 @@ def write_check_page(
 
     def thumbnail(path: str) -> str:
         source = f"{folder.root}/{path}"
-        image = open_image(source, max_pixels=max_pixels, grey_range=result.grey_range)
+        try:
+            image = open_image(source, max_pixels=max_pixels, grey_range=result.grey_range)
+        except ImageError:  # it can no longer be read
+            return ""
         return jpeg_uri(thumbnail_jpeg(image))
 
     with ThreadPoolExecutor(usable_cores()) as pool:

@@ -271,6 +271,7 @@ def _print_dry_run(args: argparse.Namespace) -> int:
 
 def _plan_resume(args: argparse.Namespace) -> tuple[Config | None, "Images | None", Path]:
     """Return the settings and images of a run to resume (None if it is finished), and its path."""
+    from vitft.data.demo import demo_data
     from vitft.training.checks import check_resume
 
     for option, value in (("--out", args.out), ("--recipe", args.recipe)):
@@ -280,6 +281,8 @@ def _plan_resume(args: argparse.Namespace) -> tuple[Config | None, "Images | Non
                 fix=f"remove {option}: a resumed run keeps its directory and settings",
             )
     named = named_settings(args)
+    if args.data == "demo":  # as for a new run
+        named += [("data.path", demo_data(DataSpec(path=args.data)).path)]
     path = run_path(args.resume)
     if Path(args.resume).name == LATEST:  # the link is set only when a run finishes
         stopped = unfinished_run(Path(args.resume).expanduser().parent)

@@ -20,7 +20,7 @@ from vitft.cli.guide import COMMAND_GROUPS
 from vitft.cli.output import StdoutLostError
 from vitft.cli.parser import Parser, add_command
 from vitft.system import console
-from vitft.system.errors import UsageError, VitftError
+from vitft.system.errors import ResourceError, UsageError, VitftError
 from vitft.system.signals import Stopper
 from vitft.system.text import redacted
 
@@ -70,6 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if _wants_json(arguments) and is_first and not stdout.is_used:
                 named = {name: getattr(failure, name) for name in ("problem", "fix", "exit_code")}
                 stdout.write(json.dumps({"error": named}, indent=2) + "\n")
+                try:
+                    stdout.exit_code(0)
+                except ResourceError as lost:  # the exit code stays that of the first error
+                    output.fail(lost)
             return failure.exit_code
 
 

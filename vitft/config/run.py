@@ -228,6 +228,8 @@ def config_from_table(table: Mapping[str, Any]) -> Config:
     sections: dict[str, Any] = {}
     for section, values in with_stage_defaults(table).items():
         if section not in SECTIONS:
+            if not isinstance(values, Mapping):
+                raise UsageError(f"unknown setting {section}", fix=_suggest_setting(section))
             near = suggest(section, SECTIONS, cutoff=0.6)
             fix = f"use the section [{near[0]}]" if near else f"use one of {', '.join(SECTIONS)}"
             raise UsageError(f"unknown section {section}", fix=fix)

@@ -328,14 +328,21 @@ def _find(root: Path) -> _Arrays | None:
         return None  # the reason is reported when the folder is listed
 
 
+def _readable_arrays(path: str) -> _Arrays | None:
+    """Return the array dataset at a path, or None if there is none or it is damaged."""
+    with contextlib.suppress(DataError):
+        return _find(Path(path))
+    return None
+
+
 def no_image_reason(path: str) -> str:
     """Return why the path of an array dataset is not that of an image; empty for any other path."""
     is_archive = path.lower().endswith(".npz") and os.path.isfile(path)  # noqa: PTH113 - odd names
     if not is_archive and not os.path.isdir(path):  # noqa: PTH112 - odd names
         return ""
-    arrays = _find(Path(path))
+    arrays = _readable_arrays(path)
     if arrays is None:
-        return ""
+        return "a NumPy archive without labelled images, not an image" if is_archive else ""
     rows = arrays[0].rows
     example = shell_quote(f"{path.rstrip('/')}/{rows[0].path}")
     number = count(len(rows), "image")
@@ -346,7 +353,7 @@ def no_image_reason(path: str) -> str:
 def array_member(path: str) -> bytes | None:
     """Return the BMP bytes of the image with exactly this path, or None if there is none."""
     match = _MEMBER.fullmatch(path)
-    if match is None or (arrays := _find(Path(match["root"]))) is None:
+    if match is None or (arrays := _readable_arrays(match["root"])) is None:
         return None
     number, (images, parts) = int(match["number"]), arrays
     for part in parts:
@@ -461,8 +468,8 @@ def _check_part(part: _Part, where: str) -> None:
         fix += "probabilities, use the most probable class of each image: labels.argmax(axis=1)"
     elif not np.issubdtype(labels.dtype, np.integer):
         problem = f"labels of dtype {labels.dtype} are not supported"
-        fix = "provide class indices or names, e.g. labels.astype(int) or labels.astype(str). "
-        fix += "Replace measured values with class indices, e.g. numpy.digitize(labels, limits)"
+        fix = "provide class indices or names. Regression is not supported: replace measured "
+        fix += "values with class indices, e.g. numpy.digitize(labels, limits)"
     else:
         return
     raise DataError(f"{where}: {problem}", fix=fix)

@@ -119,7 +119,7 @@ def _missing_model(run: str, path: Path, *, graphs: bool, spell: Spelling) -> Ru
     if not inner and (data := mistaken_data(path)):
         return _no_model_but_data(run, data, spell)
     near = [] if path.exists() else near_paths(path, os.DirEntry.is_dir)
-    near = [found for found in near if _model_files(found)]
+    near = [found for found in near if model_files(found)]
     if inner:
         folders = listing((spell("run", str(folder)) for folder in inner), 9)
         fix = f"use one of the folders in it: {folders}"
@@ -143,7 +143,7 @@ def _inner_models(path: Path, *, graphs: bool) -> list[Path]:
     return sorted({path / file.relative_to(path).parts[0] for n in names for file in path.glob(n)})
 
 
-def _model_files(folder: Path) -> list[str]:
+def model_files(folder: Path) -> list[str]:
     """Return the names of the models for vitft in a folder; `find_model` uses the first one."""
     return [name for name in (MODEL, ONNX_FILE) if (folder / name).is_file()]
 

@@ -302,6 +302,8 @@ def _create_timm(config: TimmConfig, source: Mapping[str, Any], *, drop_path: fl
     try:
         return timm.create_model(config.timm, **options).eval()
     except TypeError as error:
+        if not re.search("drop_path_rate|img_size", str(error)):
+            raise
         raise UsageError(
             f"timm's {config.timm} does not support stochastic depth or other image sizes",
             fix="omit train.drop_path and --image-size, or choose another model",

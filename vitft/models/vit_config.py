@@ -69,7 +69,7 @@ def frozen_blocks(layers: str, depth: int) -> int | None:
     if trained > depth:
         raise UsageError(
             f"train.layers={layers} cannot be used: the model has only {count(depth, 'block')}",
-            fix="use --train blocks:N with a smaller N, --train head or --train all (whole model)",
+            fix=f"use --train blocks:N with N from 1 to {depth}, or --train all (whole model)",
         )
     return depth - trained
 

@@ -193,14 +193,13 @@ def check_options(path: Path, options: _JobOptions) -> int:
     if not line.endswith(b"\n"):
         return 0
     try:
-        before = json.loads(line)
-        changed = [
-            (key, str(before[key]) or "none", str(now) or "none")
-            for key, now in options.items()
-            if before[key] != now
-        ]
+        written = json.loads(line)
+        before = {**dict.fromkeys(options), **written, "model": written["model"]}
     except (ValueError, KeyError, TypeError) as error:
         raise _foreign(path, line) from error
+    # An option that an earlier version did not have was off
+    values = ((key, str(before[key] or "none"), str(now or "none")) for key, now in options.items())
+    changed = [(key, begun, now) for key, begun, now in values if begun != now]
     if changed:
         differ = [
             f"another {key}"

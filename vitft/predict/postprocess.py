@@ -22,14 +22,14 @@ from vitft.messages.results import run_details, using
 from vitft.metrics.calibration import logit_of, sigmoid, softmax
 from vitft.metrics.intervals import Flags, Floats
 from vitft.metrics.results import Results, RunResults, read_results
-from vitft.models.find import find_model
+from vitft.models.find import find_model, model_files
 from vitft.models.pretrained.catalog import canonical_name, weights_name
 from vitft.predict.request import Marks
 from vitft.predict.rows import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
 from vitft.predict.tree import ClassTree
 from vitft.system.errors import RunError, UsageError
-from vitft.system.rundir import BASE, LATEST, MODEL, read_environment
-from vitft.system.text import count
+from vitft.system.rundir import BASE, LATEST, MODEL, read_environment, run_path
+from vitft.system.text import count, listing
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Postprocess:
             thresholds=engine.thresholds,
             reference=engine.reference,
             run=_results_of_model(run, checkpoint, engine.results),
-            place=run or f"{BASE}/{LATEST}",
+            place=_place_of_model(run, checkpoint),
             file_time=checkpoint.stat().st_mtime,
         )
 
@@ -286,6 +286,15 @@ def _results_of_model(run: str | None, checkpoint: Path, carried: Results | None
     name = checkpoint.resolve().parent.name if checkpoint.name == MODEL else checkpoint.stem
     is_remote = run is not None and canonical_name(run).startswith("hf:")
     return replace(results, name=canonical_name(run) if run and is_remote else name)
+
+
+def _place_of_model(run: str | None, checkpoint: Path) -> str:
+    """Return where a model was found, and which one if the user named none of several there."""
+    place = run or f"{BASE}/{LATEST}"
+    others = [name for name in model_files(checkpoint.parent) if name != checkpoint.name]
+    if others and not (run and run_path(run).is_file()):
+        place += f" (file {checkpoint.name}, not {listing(others)})"
+    return place
 
 
 def _or_warn(read: Callable[[Path], _Content | None], path: Path) -> _Content | None:

@@ -226,7 +226,10 @@ class HeldOut:
         places = {row.path: place for place, row in enumerate(self.split.val)}
         logits = self.logits[[places[row.path] for row in distinct_rows(self.split.val)]]
         if len(training) != len(self.probability):
-            raise damaged_file(self.run / _VALIDATION_FILE, "it has no train_logits")
+            raise RunError(
+                f"{self.run} has no logits of its cross-validated images: its version is too old",
+                fix="train again, or use --threshold instead of --precision",
+            )
         logits = np.concatenate([logits, training]) if len(training) else logits
         return logits, answers.labels, answers.groups
 

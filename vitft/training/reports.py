@@ -51,7 +51,7 @@ from vitft.predict.validation import (
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.device import exact_float32
-from vitft.system.errors import VitftError
+from vitft.system.errors import ImageError, VitftError
 from vitft.system.files import writing
 from vitft.system.rundir import RunDir, read_run_json
 from vitft.system.text import count
@@ -283,7 +283,10 @@ def _write_thumbnails(run: RunDir, data: Dataset, model: Model, precision: str) 
         ):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
-            for sha256, jpeg, view in in_order(decode, rows, workers=usable_cores()):
+            for found in in_order(decode, rows, workers=usable_cores()):
+                if found is None:
+                    continue
+                sha256, jpeg, view = found
                 (temporary / thumb_name(sha256)).write_bytes(jpeg)
                 progress.advance()
                 if view is not None:
@@ -299,11 +302,16 @@ def _write_thumbnails(run: RunDir, data: Dataset, model: Model, precision: str) 
 
 def _thumbnail(
     data: Dataset, predicted: Mapping[str, int], row: Row
-) -> tuple[str, bytes, PixelArray | None]:
-    """Return an image's digest, thumbnail and, to draw attention on, model input (H, W, 3)."""
-    image = open_image(
-        data.manifest.locate(row), max_pixels=data.max_pixels, grey_range=data.transform.grey_range
-    )
+) -> tuple[str, bytes, PixelArray | None] | None:
+    """Return an image's digest, thumbnail and, to draw attention on, model input (H, W, 3).
+
+    The result is None if the file can no longer be read.
+    """
+    source, grey_range = data.manifest.locate(row), data.transform.grey_range
+    try:
+        image = open_image(source, max_pixels=data.max_pixels, grey_range=grey_range)
+    except ImageError:
+        return None
     view = data.transform.pixels(image) if row.sha256 in predicted else None
     return row.sha256, thumbnail_jpeg(image), view
 

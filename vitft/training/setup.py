@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitft.config.run import Config, to_toml
+from vitft.config.run import Config, read_run_config, to_toml
 from vitft.config.schema import require
 from vitft.config.sections import DataSpec, layers_text
 from vitft.data.arrays import data_path
@@ -347,6 +347,12 @@ def _former_split(
     like = spec.like
     manifest = run_manifest(run_path(like))
     assert manifest is not None, "checked before"
+    fixes = read_run_config(run_path(like)).get("data", {}).get("fixes", "")
+    if fixes and not spec.fixes:
+        log.warning(
+            f"{like} was trained with the fixes of {fixes}, which this run does not apply. To "
+            "apply them, add --fixes to a command with the same folder"
+        )
     rows = sorted(manifest.rows, key=lambda row: row.split != "train")  # held-out rows override
     parts: dict[str, Part] = {row.sha256: row.split for row in rows}
     # Images held out before that the new data lacks: read from their folder, if it is still there
