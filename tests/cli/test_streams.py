@@ -1,6 +1,5 @@
 """Standard output and error that are full, closed or a pipe without a reader."""
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import pytest
 from tests.conftest import tiny_home
 from tests.support.children import ended, python
 from tests.support.forked_commands import STREAM_FAULTS, Launcher, launcher
+from tests.support.ranks import free_port
 
 RUN = ["--run", "run"]
 DATA = ["--data", "data", "--weights", "w.safetensors"]
@@ -43,12 +43,6 @@ def forked(home: Path) -> Iterator[Launcher]:
             words = [name if word == "OUT" else word for word in COMMANDS["finetune"]]
             assert found.run(words).code == 0
         yield found
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def expected_code(name: str, fault: str) -> int:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from datetime import timedelta
@@ -43,11 +42,8 @@ def test_shards_and_batch_slices_cover_everything_once() -> None:
 def test_a_restart_does_not_read_the_addresses_of_its_dead_predecessors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
-    for name, value in place.items():
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{free_port()}", "RANK": "0"}
+    for name, value in {**place, "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     before = rendezvous_store(timedelta(seconds=20))
     before.set("address", "of a process that was killed")

@@ -183,15 +183,11 @@ def test_safetensors_are_mapped_and_not_copied(tmp_path: Path, state: dict[str, 
     assert all(any(pointer in area for area in mapped) for pointer in pointers)
 
 
-def deep(levels: int) -> str:
-    return "[" * levels
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "is not valid JSON"),
-        pytest.param(deep(100_000), "is not valid JSON", id="deep"),
+        pytest.param("[" * 100_000, "is not valid JSON", id="deep"),
         ("[1]", "does not contain a JSON object"),
         ('{"num_attention_heads": "x"}', "num_attention_heads: Expected `int`"),
         ('{"num_attention_heads": 1e9}', "num_attention_heads: Expected `int`"),
