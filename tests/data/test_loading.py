@@ -136,15 +136,8 @@ def test_an_error_of_the_list_of_paths_is_not_swallowed(numbered: list[str]) -> 
 
 
 def moves_of(images: list[int], *, turns: list[int] | None = None, epoch: int = 0) -> torch.Tensor:
-    return draw_shifts(
-        torch.tensor(images),
-        torch.tensor(turns or [0] * len(images)),
-        count=10,
-        seed=3,
-        epoch=epoch,
-        padding=2,
-        flip=0.5,
-    )
+    own, options = torch.tensor(turns or [0] * len(images)), {"count": 10, "seed": 3, "padding": 2}
+    return draw_shifts(torch.tensor(images), own, epoch=epoch, flip=0.5, **options)
 
 
 def test_a_move_is_a_crop_of_the_padded_image_and_perhaps_its_mirror_image() -> None:

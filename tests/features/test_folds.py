@@ -34,16 +34,9 @@ def test_a_subset_has_at_most_so_many_images_in_proportion(most: int, sizes: lis
 
 
 def test_rows_that_a_fold_holds_out_have_no_weight_in_any_view() -> None:
-    weight = torch.arange(1.0, 13.0)
+    x, y, weight = torch.zeros(12, 1), torch.zeros(12).long(), torch.arange(1.0, 13.0)
 
-    data = Folded(
-        x=torch.zeros(12, 1),
-        y=torch.zeros(12).long(),
-        sample_weight=weight,
-        classes=1,
-        seed=0,
-        views=2,
-    )
+    data = Folded(x=x, y=y, sample_weight=weight, classes=1, seed=0, views=2)
 
     held = torch.stack([data.fold_id == k for k in range(5)]).repeat(1, 2)
     assert held.sum() == 12

@@ -171,12 +171,7 @@ def test_cross_validation_on_more_images_decides_whether_a_model_is_at_chance_le
 def test_a_multi_label_model_is_at_chance_level_unless_it_ranks_better_than_random_scores(
     interval: tuple[float, float] | None, is_at_chance: bool
 ) -> None:
-    labels: dict[str, Any] = {
-        "map": 0.4,
-        "map_interval": interval,
-        "chance_map": 0.3,
-        "per_label": {},
-    }
+    labels: Any = {"map": 0.4, "map_interval": interval, "chance_map": 0.3, "per_label": {}}
     found = {**results([[50, 0], [50, 0]]), "labels": labels}
 
     assert chance_clause(Results.of(cast("RunResults", found))) == (

@@ -17,14 +17,8 @@ def eval_json(tmp_path: Path) -> Path:
     return make_run(tmp_path / "run", ["a", "b"]) / "eval.json"
 
 
-LABELS: dict[str, Any] = {
-    "map": 0.5,
-    "map_interval": None,
-    "chance_map": 0.5,
-    "micro_f1": 0.5,
-    "per_label": {},
-}
-LABELS |= {"micro_f1_interval": None, "macro_f1": 0.5, "macro_f1_interval": None}
+LABELS: dict[str, Any] = {"map": 0.5, "map_interval": None, "chance_map": 0.5, "per_label": {}}
+LABELS |= {"micro_f1": 0.5, "micro_f1_interval": None, "macro_f1": 0.5, "macro_f1_interval": None}
 
 
 @pytest.mark.parametrize(

@@ -230,15 +230,8 @@ def test_a_head_reads_the_class_token_and_the_mean_patch_of_earlier_blocks() -> 
 def test_with_mean_pooling_a_head_reads_the_mean_of_the_last_block_and_earlier_blocks(
     early: bool, class_token: bool
 ) -> None:
-    config = replace(
-        SMALL_CONFIG,
-        depth=3,
-        pool="mean",
-        read_blocks=2,
-        registers=1,
-        norm_before_pool=early,
-        class_token=class_token,
-    )
+    fields: dict[str, Any] = {"norm_before_pool": early, "class_token": class_token, "depth": 3}
+    config = replace(SMALL_CONFIG, pool="mean", read_blocks=2, registers=1, **fields)
     model = VisionTransformer(config).eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
