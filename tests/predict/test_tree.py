@@ -130,5 +130,5 @@ def test_thresholds_need_the_logits_of_all_held_out_images(tmp_path: Path, tree:
     RunDir(run).write_arrays("validation.npz", **arrays)
     marks = Marks(precision=0.9, tree=str(tmp_path / "tree.csv"))
 
-    with pytest.raises(RunError, match="it has no train_logits"):
+    with pytest.raises(RunError, match="has no logits of its cross-validated images"):
         Postprocess(classes=CLASSES).marking(marks, run)

@@ -227,7 +227,8 @@ class HeldOut:
         logits = self.logits[[places[row.path] for row in distinct_rows(self.split.val)]]
         if len(training) != len(self.probability):
             raise RunError(
-                f"{self.run} has no logits of its cross-validated images: its version is too old",
+                f"{self.run} has no logits of its cross-validated images, because it has many "
+                "classes or was trained by an earlier version",
                 fix="train again, or use --threshold instead of --precision",
             )
         logits = np.concatenate([logits, training]) if len(training) else logits

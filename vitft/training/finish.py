@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 _MIN_THRESHOLD = 1e-6
 """Minimum distance of a threshold from 0 and 1, equal to the resolution of output probabilities."""
+_MOST_LOGITS = 2**24  # of cross-validated images in validation.npz, at most (64 MB)
 
 
 class _Evaluated(NamedTuple):
@@ -123,10 +124,9 @@ def evaluate(fitted: Fitted) -> _Evaluated:
             if not manifest.labels:
                 probability, right = confidence_and_correctness(answers, truth)
                 correct = right.astype(bool)
-                arrays |= {
-                    "train_label_probability": np.exp(-log_losses(answers, truth)),
-                    "train_logits": answers.astype(np.float32),
-                }
+                arrays["train_label_probability"] = np.exp(-log_losses(answers, truth))
+                if answers.size <= _MOST_LOGITS:
+                    arrays["train_logits"] = answers.astype(np.float32)
             arrays |= {"train_probability": probability, "train_correct": correct}
         if scored is not None and (predicted := _cross_validated_classes(data, scored)) is not None:
             arrays["cross_validated"] = predicted
