@@ -20,7 +20,6 @@ from vitft.messages.results import (
     class_table,
     evaluation_details,
     evaluation_rows,
-    level_table,
 )
 from vitft.metrics.results import class_pair_counts
 from vitft.predict.request import Marks
@@ -29,7 +28,7 @@ from vitft.system.console import stdout, visible
 from vitft.system.errors import DataError, UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import check_outside, loading_step, plan_run
-from vitft.system.text import csv_line
+from vitft.system.text import csv_line, interval, percent
 
 if TYPE_CHECKING:
     from vitft.data.image_table import Images
@@ -199,8 +198,7 @@ def _print_evaluation(found: Mapping[str, Any]) -> None:
     output.table(headings, rows, numbers=numbers, remarks=remarks, drop=narrow)
     if levels := found.get("levels"):
         output.result("")
-        headings, rows = level_table(levels)
-        output.table(headings, rows, numbers=len(headings), drop=(6, 3))
+        _print_levels(levels)
     if by := found.get("by"):
         output.result("")
         headings, rows = by_table(by)
@@ -211,6 +209,22 @@ def _print_evaluation(found: Mapping[str, Any]) -> None:
     if details and not found.get("labels"):
         output.result("")
         _print_confusion(class_pair_counts(found), list(found["per_class"]))
+
+
+def _print_levels(levels: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table of the levels of a tree of classes, with their answers if there are any."""
+    rows, has_answers = [], any(row["kept"] for row in levels)
+    for row in levels:
+        kept = row["kept"] or {"fraction": 0.0, "top1": None}
+        is_right = ["", ""] if kept["top1"] is None else [*_with_bounds(kept)]
+        cells = [str(row["level"]), f"{row['classes']:,}", *_with_bounds(row)]
+        rows.append(cells + [percent(kept["fraction"]), *is_right] * has_answers)
+    headings = ["level", "classes", "accuracy", "95% CI", "answered", "right", "95% CI"]
+    output.table(headings[: len(rows[0])], rows, numbers=len(rows[0]), drop=(6, 3))
+
+
+def _with_bounds(found: Mapping[str, Any]) -> tuple[str, str]:
+    return percent(found["top1"]), interval(found["top1_interval"])
 
 
 def _print_confusion(counts: Mapping[tuple[int, int], int], names: Sequence[str]) -> None:

@@ -516,25 +516,6 @@ def by_table(
     return headings[: len(rows[0])], rows
 
 
-def level_table(
-    levels: Sequence[Mapping[str, Any]],
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the headings and rows of a table of the levels of a tree of classes."""
-    rows = []
-    for row in levels:
-        cells = [str(row["level"]), f"{row['classes']:,}", percent(row["top1"])]
-        cells.append(interval(row["top1_interval"]))
-        if any(one["kept"] for one in levels):
-            kept = row["kept"] or {"fraction": 0.0, "images": 0}
-            right = ["", ""]
-            if kept["images"]:
-                right = [percent(kept["top1"]), interval(kept["top1_interval"])]
-            cells += [percent(kept["fraction"]), *right]
-        rows.append(tuple(cells))
-    headings = ("level", "classes", "accuracy", _BOUNDS, "answered", "right", _BOUNDS)
-    return headings[: len(rows[0])], rows
-
-
 def _with_interval(found: Mapping[str, Any], name: str) -> str:
     """Return e.g. `94.3% (95% CI 92.9 to 95.5%)`."""
     return percent(found[name]) + within(found[f"{name}_interval"])

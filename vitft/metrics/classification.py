@@ -56,8 +56,6 @@ from vitft.metrics.results import (
     LabelResults,
     Metrics,
     ProbabilityMetrics,
-    TwoClassResults,
-    ValueResults,
 )
 
 
@@ -226,7 +224,7 @@ def _class_metrics(
 
 def accuracy_by(
     values: Sequence[str], right: Flags, groups: Groups | None = None
-) -> dict[str, ValueResults]:
+) -> dict[str, dict[str, Any]]:
     """Return the accuracy by value (n,), given which images (n,) are right, and differences.
 
     Each value is compared with all others together, with p-values that Holm's method corrects.
@@ -237,7 +235,7 @@ def accuracy_by(
     compared = [IndependentDifference.of(right, own == i, groups) for i in several]
     tests = compared[:1] if len(names) == 2 else compared  # both comparisons would be the same
     corrected = holm([one.p for one in tests]) * (1 + (len(names) == 2))
-    found = dict[str, ValueResults]()
+    found = dict[str, dict[str, Any]]()
     for i, name in enumerate(names.tolist()):
         some = own == i
         units = None if groups is None else groups[some]
@@ -415,7 +413,7 @@ _SPECIFICITY = 0.95
 
 def two_class_metrics(
     scores: Floats, truth: Ints, names: Sequence[str], groups: Groups | None = None
-) -> TwoClassResults | None:
+) -> dict[str, Any] | None:
     """Return how well scores (n, 2) separate images of two classes (n,); None for other data.
 
     Each class has an average precision, and the sensitivity at the threshold where the other class

@@ -327,97 +327,10 @@ class FileRemark(TypedDict):
     label: NotRequired[str]  # absent for unreadable files
 
 
-class EvaluatedData(TypedDict):
-    """Data given to `vitft evaluate`, and how many of its images the run had already used."""
-
-    path: str
-    unreadable: list[FileRemark]
-    trained: int | None  # this and the next three: see `predict.run_images.LEFT_OUT`; None if the
-    trained_copies: int | None  # split of the run is unknown
-    trained_paths: int | None
-    trained_groups: int | None
-    validated: int | None  # number of scored images that are (nearly) validation images of the run
-    copies: Natural  # number of scored images that are identical to an earlier scored image
-
-
-class KeptResults(TypedDict):
-    """Predictions that are not marked `not sure`, given a threshold."""
-
-    threshold: Share  # probability below which a prediction is marked
-    images: Natural  # number of images whose predictions are kept
-    fraction: Share  # of all images
-    fraction_interval: Interval
-    top1: Share | None  # accuracy on the kept images; None if there are none
-    top1_interval: Interval | None
-
-
-class LevelResults(TypedDict):
-    """Accuracy at one level of a tree of classes (see `predict.tree`)."""
-
-    level: AtLeastOne  # 1 is the top
-    classes: AtLeastOne  # number of nodes
-    top1: Share
-    top1_interval: Interval
-    kept: KeptResults | None  # answers at this level; None if there can be none
-
-
-class GroupResults(TypedDict):
-    """Accuracy of one answer per group of images (see `predict.groups`)."""
-
-    groups: Natural  # number of groups with one label; 0 if every group has one image
-    several: Natural  # number of groups that are left out, because their labels differ
-    ungrouped: Natural  # number of images without a group
-    top1: Share | None  # None if there is no group with one label
-    top1_interval: Interval | None  # counts groups
-    confidence: Share | None  # mean probability of the answers
-
-
-class ValueResults(TypedDict):
-    """Accuracy on the images with one value of a column, and that of the others."""
-
-    images: AtLeastOne
-    groups: NotRequired[AtLeastOne]
-    top1: Share
-    top1_interval: Interval
-    difference: _Error | None  # `top1` minus that of all other images; None if there are none
-    difference_interval: Interval | None  # widened for `p_holm`
-    p_holm: Share | None  # two-sided p-value of the difference, corrected for several values
-
-
-class ByResults(TypedDict):
-    """Accuracy by the values of a column."""
-
-    column: str  # or `folder`, or the regular expression
-    values: dict[str, ValueResults]  # sorted by value; "" for images without one
-
-
-class RankedClass(TypedDict):
-    """How well the probability of a class separates its images from those of the other one."""
-
-    ap: Share  # average precision
-    ap_interval: Interval
-    sensitivity: Share  # recall at the threshold that gives the other class the specificity
-    sensitivity_interval: Interval
-
-
-class TwoClassResults(TypedDict):
-    """Metrics of two classes that depend on no threshold."""
-
-    auroc: Share  # area under the ROC curve, the same for both classes
-    auroc_interval: Interval
-    specificity: Share  # at which the sensitivity is measured
-    classes: dict[str, RankedClass]
-
-
 class EvaluationResults(Metrics):
-    """Contents of the eval.json written by `vitft evaluate`."""
+    """What is read of the eval.json that `vitft evaluate` writes."""
 
-    data: EvaluatedData
-    kept: KeptResults | None  # None without a threshold, and for multi-label models
-    by_group: NotRequired[GroupResults | None]  # None without groups, and for multi-label models
-    levels: NotRequired[list[LevelResults] | None]  # None without a tree of classes
-    by: NotRequired[ByResults | None]
-    two_classes: NotRequired[TwoClassResults | None]  # None unless images of two classes are scored
+    data: dict[str, Any]
 
 
 class _LabelledFile(TypedDict):

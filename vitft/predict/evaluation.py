@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,14 +34,7 @@ from vitft.metrics.classification import (
     two_class_metrics,
 )
 from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval
-from vitft.metrics.results import (
-    EvaluatedData,
-    EvaluationResults,
-    GroupResults,
-    KeptResults,
-    LevelResults,
-    read_results,
-)
+from vitft.metrics.results import read_results
 from vitft.models.find import find_model
 from vitft.predict.engine import DARK_NOTE, FIRST_PAGE_NOTE, LoadedImage, Pipeline, warn_of_dark
 from vitft.predict.groups import answer_groups
@@ -95,7 +88,7 @@ class _LabelledPrediction(NamedTuple):
 
 def _kept_results(
     sure: Flags, right: Flags, threshold: float, groups: Groups | None = None
-) -> KeptResults | None:
+) -> dict[str, Any] | None:
     """Return how many of n images have an answer above a threshold, and how many are right.
 
     The intervals count the `groups` (n,). The result is None without a threshold, which is 0, and
@@ -118,11 +111,11 @@ def _kept_results(
 
 def _level_results(
     tree: ClassTree | None, logits: Floats, labels: Ints, groups: Groups | None
-) -> list[LevelResults] | None:
+) -> list[dict[str, Any]] | None:
     """Return the accuracy at each level of a tree, and of the answers given there."""
     if tree is None:
         return None
-    probabilities, found = softmax(logits), list[LevelResults]()
+    probabilities, found = softmax(logits), list[dict[str, Any]]()
     answered, nodes, _ = tree.answers(probabilities)
     thresholds = tree.thresholds or (0.0,) * len(tree.nodes)
     for level, threshold in enumerate(thresholds, start=1):
@@ -142,7 +135,7 @@ def _level_results(
 
 def _group_results(
     scored: Sequence[_LabelledPrediction], postprocess: Postprocess
-) -> GroupResults | None:
+) -> dict[str, Any] | None:
     """Return the accuracy of one answer for each group whose images have one label.
 
     The result is None for multi-label models and without groups. Groups that all have one image are
@@ -176,7 +169,7 @@ _MOST_NAMED = 10  # maximum number of unreadable files listed in the log
 
 
 def _warn_of_images(
-    predictions: Sequence[_LabelledPrediction], used: EvaluatedData, images: int
+    predictions: Sequence[_LabelledPrediction], used: Mapping[str, Any], images: int
 ) -> None:
     """Log which images are left out, and what biases the results of `images` scored ones."""
     if unreadable := [f"{row['path']}: {row['reason']}" for row in used["unreadable"]]:
@@ -241,7 +234,7 @@ def _warn_of_labels(
 class Evaluation:
     """Metrics and predictions of an evaluation."""
 
-    results: EvaluationResults  # content of eval.json
+    results: dict[str, Any]  # content of eval.json (see docs/schemas/evaluation.json)
     predictions: tuple[_LabelledPrediction, ...]  # in the order of the data, then of `Images.bad`
 
     def write(self, folder: Path) -> Path:
@@ -308,7 +301,7 @@ def evaluate(
     rows = [row.prediction for row in predictions]
     counts = {k: sum(note in row.notes for row in rows) for k, (note, _) in LEFT_OUT.items()}
     counts["validated"] = sum(row.split == "val" for row in scored)
-    used: dict[str, Any] = {
+    used = {
         "path": str(data.source),
         "unreadable": [{"path": row.path, "reason": row.error} for row in rows if row.error],
         **(counts if known.manifest is not None else dict.fromkeys(counts)),
@@ -316,7 +309,7 @@ def evaluate(
     }
     right = np.array([row.is_correct for row in scored])
     sure = np.array([NOT_SURE not in row.prediction.notes for row in scored])
-    results: EvaluationResults = {
+    results: dict[str, Any] = {
         **classification_metrics(
             logits,
             labels,
@@ -331,7 +324,7 @@ def evaluate(
             temperature=temperature,
             groups=groups,
         ),
-        "data": cast("EvaluatedData", used),
+        "data": used,
         "kept": _kept_results(sure, right, postprocess.threshold, groups),
         "levels": _level_results(postprocess.tree, logits.double().numpy(), labels.numpy(), groups),
         "by_group": _group_results(scored, pipeline.postprocess),
