@@ -1,6 +1,6 @@
 """What a split at random and a split by time claim, beside the true accuracy on still later images.
 
-    python -m benchmarks.accuracy.later --weights FILE --data DIR [DIR ...] [--images 400] [--draws 200]
+    python -m benchmarks.accuracy.later --weights FILE --data DIR [DIR ...] [--images 400] [--draws 200] [--folds]
 
 For each draw, the images of a folder get made-up dates in one of these orders:
 
@@ -15,8 +15,9 @@ solved on four fifths of the data, as `vitft finetune` solves it: those chosen a
 cross-validated accuracy of all, or the earliest, whose claim is the accuracy on the latest fifth. An interval covers if it contains the
 true accuracy of that head after it is widened, in quadrature, by 1.96 standard errors of the truth.
 
-The last columns are the true accuracy of the head of the earliest images if its penalty is chosen in folds at random
-(as in vitft), in five folds of dates, and forward: each of the last four fifths of the dates is predicted from all before it.
+--folds adds two columns: how the true accuracy of the head of the earliest images changes if its penalty is not chosen in
+folds at random, but in five folds of dates, and forward: each of the last four fifths of the dates is predicted from all
+before it.
 """
 
 import argparse
@@ -96,7 +97,9 @@ def right_of(head: SolvedHead, found: Features, rows: Array) -> Array:
     return ((x @ head.weight.T + head.bias).argmax(dim=1) == found.y[rows]).numpy()
 
 
-def draw(found: Features, order: str, images: int, seed: int) -> dict[str, float] | None:
+def draw(
+    found: Features, order: str, images: int, seed: int, *, folds: bool
+) -> dict[str, float] | None:
     """Return the claims and the truth for one order of the images, or None if a class is too rare."""
     rng = np.random.default_rng([ORDERS.index(order), images, seed])
     sequence = dates(found, order, images, rng)
@@ -122,6 +125,8 @@ def draw(found: Features, order: str, images: int, seed: int) -> dict[str, float
         below, above = math.hypot(claim - low, error), math.hypot(high - claim, error)
         result |= {f"{name} claim": claim, f"{name} truth": truth, f"{name} width": high - low}
         result[f"{name} covers"] = claim - below <= truth <= claim + above
+    if not folds:
+        return result
     blocks = np.arange(images - held) * FOLDS // (images - held)
     for name, head in {
         "blocked": solve(found, data[:-held], groups=blocks),
@@ -141,33 +146,35 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=400)
     parser.add_argument("--orders", nargs="+", choices=ORDERS, default=ORDERS)
     parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--folds", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        "| images, order | draws | random: claim | true | covered | time: claim | true | covered | "
-        "width | in folds of dates | forward |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    columns = "| images, order | draws | random: claim | true | covered | time: claim | true | covered | width |"
+    print(columns + " in folds of dates | forward |" * args.folds)
+    print("|---|---|---|---|---|---|---|---|---|" + "---|---|" * args.folds)
     for data in args.data:
         with tempfile.TemporaryDirectory() as temporary:
             found = extract(merge_splits(data, Path(temporary)), args.weights)
         for order in args.orders:
-            drawn = (draw(found, order, args.images, seed) for seed in range(args.draws))
-            columns = defaultdict[str, list[float]](list)
+            drawn = (
+                draw(found, order, args.images, seed, folds=args.folds)
+                for seed in range(args.draws)
+            )
+            values = defaultdict[str, list[float]](list)
             for result in filter(None, drawn):
                 for name, value in result.items():
-                    columns[name].append(100 * value)
-            mean = {name: float(np.mean(values)) for name, values in columns.items()}
+                    values[name].append(100 * value)
+            mean = {name: float(np.mean(each)) for name, each in values.items()}
             cells = [
                 f"{mean[f'{name} {what}']:.1f}"
                 for name in ("random", "time")
                 for what in ("claim", "truth", "covers")
             ]
             cells.append(f"{mean['time width']:.1f}")
-            for name in ("blocked", "forward"):
-                error = np.std(columns[name]) / math.sqrt(len(columns[name]))
+            for name in ("blocked", "forward") if args.folds else ():
+                error = np.std(values[name]) / math.sqrt(len(values[name]))
                 cells.append(f"{mean[name]:+.2f} ± {error:.2f}")
-            number = len(columns["blocked"])
+            number = len(values["time claim"])
             print(f"| {data.name}, {order} | {number} | {' | '.join(cells)} |", flush=True)
 
 
