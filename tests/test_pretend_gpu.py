@@ -117,17 +117,20 @@ def test_a_gpu_without_bf16_trains_in_fp16(
 
 
 @pytest.mark.parametrize("micro_batch", [0, 2])
-def test_a_step_waits_for_the_gpu_twice_whatever_its_micro_batches(micro_batch: int) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_step_does_not_wait_for_the_gpu(micro_batch: int, precision: str) -> None:
     optim = OptimSpec(batch_size=32, solver="adamw", lr=0.1, epochs=1, micro_batch=micro_batch)
     with pretend_gpu() as counts:
         model = nn.Linear(3, 3).to("cuda")
-        trainer = Trainer(model, optim, steps_per_epoch=2)
+        trainer = Trainer(model, optim, steps_per_epoch=2, precision=precision)
         batch = Batch(torch.randn(8, 3).to("cuda"), torch.zeros(8, dtype=torch.long).to("cuda"))
-        trainer.step(batch)
+        first = trainer.step(batch)
         before = counts.syncs
-        trainer.step(batch)
+        read = trainer.start(batch)
+        waits = counts.syncs - before
 
-    assert counts.syncs - before == 2  # loss and correct images, norm of the gradient
+    assert waits == 0
+    assert read().loss < first.loss
 
 
 @pytest.mark.parametrize("kind", ["one block", "several blocks", "several labels"])

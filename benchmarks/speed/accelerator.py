@@ -8,7 +8,7 @@ then `predict` runs on the same images. Nothing is timed. Printed are
 
     waits per step    times that the program waits for all work queued on the GPU, from the end of one training step
                       to the end of the next (median over the steps); - if no steps are taken
-    copies per image  how often the pixels of an image are copied to the GPU in the whole run
+    copies per run    copies to the GPU in the whole run
     waits per run     of the whole run, most of them when weights are moved and saved
     predict           waits per batch in float32 and bf16; waiting for one batch while others are queued is not one
 """
@@ -16,7 +16,7 @@ then `predict` runs on the same images. Nothing is timed. Printed are
 import argparse
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,18 +41,18 @@ def counted_steps(counts: Counts) -> Iterator[list[int]]:
     """Yield a list to which each training step adds the waits since the previous step."""
     waits: list[int] = []
     last = [0]
-    step = Trainer.step
+    start = Trainer.start
 
-    def counted(self: Trainer, *arguments: Any) -> StepResult:
+    def counted(self: Trainer, *arguments: Any) -> Callable[[], StepResult]:
         if self.steps == 0:
             last[0] = counts.syncs
-        result = step(self, *arguments)
+        result = start(self, *arguments)
         if self.steps > 1:
             waits.append(counts.syncs - last[0])
         last[0] = counts.syncs
         return result
 
-    with mock.patch.object(Trainer, "step", counted):
+    with mock.patch.object(Trainer, "start", counted):
         yield waits
 
 
@@ -64,10 +64,8 @@ def measure(home: Path, weights: Path, layers: str, precision: str) -> list[str]
     with pretend_gpu() as counts, counted_steps(counts) as waits:
         run = run_it(home / "data", weights, out, optim=optim, train=train).run
         steps = f"{statistics.median(waits):g}" if waits else "-"
-        copies = counts.images_to_gpu / IMAGES
-        total = counts.syncs
+        cells = [steps, str(counts.to_gpu), str(counts.syncs)]
     names = [str(path) for path in sorted((home / "data").rglob("*.png"))]
-    cells = [steps, f"{copies:.1f}", str(total)]
     for dtype in ("fp32", "bf16"):
         with pretend_gpu() as counts:
             predictor = Predictor.from_run(str(run), device="cuda", precision=dtype)
@@ -79,7 +77,7 @@ def measure(home: Path, weights: Path, layers: str, precision: str) -> list[str]
 
 
 def matrix() -> None:
-    print("| model | --train | precision | waits per step | copies per image | waits per run | predict fp32 | predict bf16 |")  # fmt: skip
+    print("| model | --train | precision | waits per step | copies per run | waits per run | predict fp32 | predict bf16 |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as temporary:
         home = tiny_home(Path(temporary), per_class=IMAGES // 3)

@@ -42,11 +42,10 @@ class ThreadRank(ProcessGroup):
     def all_reduce_max(self, value: int) -> int:
         return max(self.gather(value))
 
-    def all_reduce(self, tensors: Sequence[Tensor], values: Sequence[float]) -> list[float]:
-        parts = self.gather(([tensor.clone() for tensor in tensors], list(values)))
-        for tensor, *own in zip(tensors, *(found for found, _ in parts), strict=True):
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        parts = self.gather([tensor.clone() for tensor in tensors])
+        for tensor, *own in zip(tensors, *parts, strict=True):
             tensor.copy_(sum(own[1:], own[0]))
-        return [sum(own) for own in zip(*(found for _, found in parts), strict=True)]
 
 
 def run_ranks(size: int, function: Callable[[ThreadRank], Result]) -> list[Result]:

@@ -30,7 +30,7 @@ from vitft.config.sections import OptimSpec
 from vitft.metrics.classification import DEFAULT_LOSS, TrainingLoss, are_right
 from vitft.models.timm_model import Model
 from vitft.models.vit import blocks_of
-from vitft.system.device import BatchLimit, exact_float32, is_out_of_memory
+from vitft.system.device import BatchLimit, exact_float32, is_out_of_memory, start_reading
 from vitft.system.errors import DivergedError, ResourceError, RunError, UsageError
 from vitft.system.structure import Natural
 from vitft.system.text import count
@@ -284,6 +284,7 @@ class Trainer:
         )
         self.seed, self.precision = seed, precision
         self.mix, self.loss = mix, loss
+        self.is_training = False  # whether the model is in train mode; switching walks all modules
         self.steps = 0  # number of completed steps
 
     @property
@@ -300,37 +301,50 @@ class Trainer:
         return lr_at(self.steps, self.total_steps, **shape)
 
     def step(self, batch: Batch) -> StepResult:
-        """Update the weights with the gradient of one batch.
+        """Update the weights with the gradient of one batch, and wait for the metrics (`start`)."""
+        return self.start(batch)()
+
+    def start(self, batch: Batch) -> Callable[[], StepResult]:
+        """Update the weights without waiting for a GPU; return a function that waits for metrics.
 
         Raises:
-            DivergedError: The loss or the gradient is not finite; the weights are unchanged.
+            DivergedError: The loss or the gradient was not finite, and the weights are useless.
+                Only the returned function raises it.
             ResourceError: Memory ran out with a single image, or a process was lost.
             UsageError: The model has BatchNorm, and a batch has a single image.
         """
-        self.model.train()
-        lr = self.lr
+        if not self.is_training:
+            self.model.train()
+            self.is_training = True
+        step, lr = self.steps, self.lr
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
-        loss, correct = self.backward(batch)
-        if not math.isfinite(loss):
-            raise diverged(self.steps, lr, f"the loss is {loss}")
+        metrics = self.backward(batch)
         self.scaler.unscale_(self.optimizer)
-        may_overflow = self.scaler.is_enabled() and self.scaler.get_scale() > 1  # skips the step
         weights = [p for p in self.parameters.values() if p.grad is not None]
         with report_lost_process():
             norm = nn.utils.get_total_norm([p.grad for p in weights if p.grad is not None])
             if self.spec.clip:
                 nn.utils.clip_grads_with_norm_(weights, self.spec.clip, norm)
-            size = (_full_tensor(norm) if self.sharded else norm).item()
-        if not math.isfinite(size) and not may_overflow:
-            raise diverged(self.steps, lr, "the gradient is not finite")
+            size = _full_tensor(norm) if self.sharded else norm
+        scale = self.scaler.scale(torch.ones_like(size))  # 1 without loss scaling
+        read = start_reading([metrics, torch.stack([size, scale])])
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        self.average.update(self.steps)
+        self.average.update(step)
         self.steps += 1
         images = batch.images or len(batch.labels)
-        return StepResult(step=self.steps - 1, lr=lr, loss=loss, correct=correct, images=images)
+
+        def finish() -> StepResult:
+            (loss, correct), (size, scale) = (found.tolist() for found in read())
+            if not math.isfinite(loss):
+                raise diverged(step, lr, f"the loss is {loss}")
+            if not math.isfinite(size) and scale <= 1:  # otherwise, the scaler skips the step
+                raise diverged(step, lr, "the gradient is not finite")
+            return StepResult(step=step, lr=lr, loss=loss, correct=round(correct), images=images)
+
+        return finish
 
     @contextlib.contextmanager
     def evaluated(self, fraction: float | None = None) -> Iterator[None]:
@@ -341,6 +355,7 @@ class Trainer:
                 with torch.no_grad():
                     for name, parameter in self.parameters.items():
                         whole[name].copy_(_full_tensor(parameter))
+            self.is_training = False
             yield
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -394,18 +409,19 @@ class Trainer:
         if self.sharded and self.spec.micro_batch:  # may have been lowered on resuming
             self.limit.images = self.spec.micro_batch
 
-    def backward(self, batch: Batch) -> tuple[float, int]:
+    def backward(self, batch: Batch) -> Tensor:
         """Compute the gradients of the whole batch, given this rank's slice of it.
 
         Returns:
             The mean loss of the whole batch in nats, and the number of its images that are
-            classified correctly.
+            classified correctly: (2,).
         """
         while True:
             try:
                 with exact_float32(self.device), report_lost_process():
-                    found = self.accumulate(batch)
-                return self.sync_gradients(*found)
+                    metrics = self.accumulate(batch)
+                self.sync_gradients(metrics)
+                return metrics
             except ValueError as error:
                 if "more than 1 value per channel" not in str(error):
                     raise
@@ -426,14 +442,14 @@ class Trainer:
                     parameter.grad = None
                 self.limit.halve(len(batch.labels), error)
 
-    def accumulate(self, batch: Batch) -> tuple[float, int]:
+    def accumulate(self, batch: Batch) -> Tensor:
         """Accumulate the gradients of this rank's slice; return its part of loss and correct."""
         seed_everything(self.seed, self.steps, self.group.rank)
         inputs, labels, targets = batch.inputs, batch.labels, batch.labels
         if self.mix is not None and len(labels):
             inputs, targets = self.mix(inputs, labels)
         images = batch.images or len(labels)
-        found: list[Tensor] = []  # loss and correct images of each micro-batch, read at the end
+        metrics = torch.zeros(2, device=self.device)
         for part in self.micro_batches(len(labels), images):
             known = labels[part]
             if len(known):
@@ -451,9 +467,8 @@ class Trainer:
             known = known if known.ndim == 1 or self.loss.several else known.argmax(dim=1)
             right = are_right(logits[: len(known)], known).sum()
             if factor:
-                found.append(torch.stack([loss.detach(), right.to(loss)]))
-        values = torch.stack(found).tolist() if found else []  # the only wait for a GPU
-        return sum((loss for loss, _ in values), 0.0), round(sum(right for _, right in values))
+                metrics += torch.stack([loss.detach(), right.to(loss)])
+        return metrics
 
     def micro_batches(self, own: int, images: int) -> list[slice]:
         """Return slices that split this rank's `own` of the `images` of a batch."""
@@ -462,10 +477,10 @@ class Trainer:
         most = -(-images // self.group.size)  # as many on every rank: some slices may be empty
         return [slice(i, min(own, i + self.micro_batch)) for i in range(0, most, self.micro_batch)]
 
-    def sync_gradients(self, loss: float, correct: int) -> tuple[float, int]:
-        """Sum the gradients over the process group, and return the sums of `loss` and `correct`."""
+    def sync_gradients(self, metrics: Tensor) -> None:
+        """Sum the gradients and `metrics` over the process group."""
         if self.group.size == 1:
-            return loss, correct
+            return
         gradients: list[Tensor] = []
         if not self.sharded:  # FSDP has summed the gradients in the backward pass
             for parameter in self.parameters.values():
@@ -473,10 +488,9 @@ class Trainer:
                     parameter.grad = torch.zeros_like(parameter)
                 gradients.append(parameter.grad)
         statistics = [*self.statistics.values()]
-        loss, total_correct = self.group.all_reduce([*gradients, *statistics], (loss, correct))
+        self.group.all_reduce([*gradients, *statistics, metrics])
         for mean in statistics:
             mean.div_(self.group.size)
-        return loss, round(total_correct)
 
 
 def _sharded_copy(module: nn.Module, group: ProcessGroup) -> nn.Module:

@@ -242,13 +242,14 @@ def _reference_features(
     if inputs.cut.pooled:
         return inputs.last_features(rows).numpy(), None, 0
     blocks, parts = _intermediate_blocks(inputs.cut, model), list[Tensor]()
+    model.eval()
 
     def compute(batch: Tensor, part: slice) -> Tensor:
         with exact_float32(inputs.data.device):
             if inputs.cut.prefix is None:
-                return model.eval().features(batch[part], blocks).float().cpu()
+                return model.features(batch[part], blocks).float().cpu()
             start = inputs.cut.prefix.stop  # the batch has tokens from frozen layers, not pixels
-            return model.eval().finish(batch[part], start, intermediate=blocks).float().cpu()
+            return model.finish(batch[part], start, intermediate=blocks).float().cpu()
 
     with console.Progress("features of the trained model", len(rows)) as progress:
         for batch in inputs.evaluation_batches(rows):

@@ -82,25 +82,22 @@ class ProcessGroup:
         each = -(-count // self.size)
         return slice(self.rank * each, (self.rank + 1) * each)
 
-    def all_reduce(self, tensors: Sequence[Tensor], values: Sequence[float]) -> list[float]:
-        """Replace each tensor with its sum over all processes, and return the sums of the values.
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor with its sum over all processes.
 
         The order of summation is fixed, so the sums are bit-identical in every run. NCCL would wait
         for a lost process until the timeout, so gloo looks for all processes first.
         """
         if self.size == 1:
-            return list(values)
-        device = tensors[0].device if tensors else torch.device("cpu")
-        scalars = torch.tensor(list(values), dtype=torch.float64, device=device).float()
-        flat = torch.cat([*(tensor.flatten() for tensor in tensors), scalars])
-        if device.type == "cuda":
+            return
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        if flat.device.type == "cuda":
             self.barrier()
         with report_lost_process():
             distributed.all_reduce(flat)
-        sizes = [tensor.numel() for tensor in tensors]
-        for tensor, total in zip(tensors, flat[: sum(sizes)].split(sizes), strict=True):
+        totals = flat.split([tensor.numel() for tensor in tensors])
+        for tensor, total in zip(tensors, totals, strict=True):
             tensor.copy_(total.view_as(tensor))
-        return flat[sum(sizes) :].tolist()
 
     def all_reduce_max(self, value: int) -> int:
         """Return the maximum of `value` over all processes."""

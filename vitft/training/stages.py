@@ -4,7 +4,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -272,6 +272,7 @@ class StepStage:
         self.precision = "fp32" if inputs.cut.pooled else fitted.precision
         self.trainer = make_trainer(config, inputs, self.precision)
         self.metrics = RunningMetrics()
+        self.unread: Callable[[], StepResult] | None = None  # metrics of the last step, if not read
         self.epochs = 0  # number of finished and validated epochs
         # The earlier stages take this many steps if none of them stops early
         stepping = [s for s in config.train.stages[:number] if not config.solves(s)]
@@ -321,7 +322,12 @@ class StepStage:
             started, done = time.monotonic(), epoch * self.trainer.steps_per_epoch
             for batch in batches(epoch, self.trainer.steps - done):
                 with self.stopper.deferred():  # a signal waits for the end of the step
-                    self.on_step(self.trainer.step(batch))
+                    read = self.trainer.start(batch)
+                    self.read_step()  # the one before, while a GPU computes this one
+                    self.unread = read
+                    self.save_if_due(max(SAVE_INTERVAL_S, self.save_s / SAVE_FRACTION))
+            with self.stopper.deferred():
+                self.read_step()
             self.on_epoch(epoch, started)
 
     def ends_early(self) -> bool:
@@ -342,15 +348,20 @@ class StepStage:
             )
         return self.fitted.budget is not budget
 
+    def read_step(self) -> None:
+        """Wait for the metrics of the last step, if they have not been read, and log them."""
+        if self.unread is not None:
+            read, self.unread = self.unread, None
+            self.on_step(read())
+
     def on_step(self, step: StepResult) -> None:
-        """Log a step, and save the state if a save is due."""
+        """Log a step."""
         self.metrics.add(step)
         self.progress.advance(
             step.images, loss=f"{self.metrics.loss:.3f}", accuracy=percent(self.metrics.top1)
         )
         values = {"loss": step.loss, "lr": step.lr}
         self.trackers.log_step(self.steps_before + step.step + 1, values)
-        self.save_if_due(max(SAVE_INTERVAL_S, self.save_s / SAVE_FRACTION))
 
     def save_if_due(self, seconds: float) -> None:
         """Save the state if more than `seconds` have passed since it was saved or loaded."""
@@ -398,6 +409,7 @@ class StepStage:
 
     def save(self) -> None:
         """Save the training state; if the model is sharded, every rank must call this method."""
+        self.read_step()
         started, is_main = time.monotonic(), self.data.group.is_main
         if not (is_main or self.trainer.sharded):
             return
