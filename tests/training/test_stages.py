@@ -191,7 +191,7 @@ def test_a_moved_run_is_resumed_at_its_new_place(
     resume = ["finetune", "--resume", str(moved), "--data", str(data)]
 
     assert main(resume) == 0
-    assert "resuming after 2 steps" in capsys.readouterr().err
+    assert "resuming after 3 steps" in capsys.readouterr().err
     assert (moved / "report.html").is_file()
     assert not stopped.exists()
     assert main(resume) == 0  # it has finished
