@@ -786,7 +786,8 @@ def resized(image: Pixels, transform: EvalTransform) -> Pixels:
     """Resize an image (h, w, 3) with torch's kernel, and crop or pad it to the view (H, W, 3)."""
     import torch  # not needed for decoding alone
 
-    planes = torch.from_numpy(image).permute(2, 0, 1)[None]  # channels last is fastest
+    # Channels last is fastest; torch recognises it by the first stride, so the axis is added first
+    planes = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
     wide, tall = transform.resized(image.shape[1], image.shape[0])
     planes = torch.nn.functional.interpolate(
         planes, (tall, wide), mode=transform.interpolation, antialias=True
