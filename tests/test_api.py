@@ -75,7 +75,7 @@ def test_prediction_sets_of_a_coverage(trained: Trained, image_folder: Path) -> 
     with pytest.raises(UsageError, match="99% needs at least 99 held-out images") as error:
         trained.predict(files, coverage=0.99)
     assert error.value.fix == "use coverage=0.95"
-    with pytest.raises(UsageError, match=r"invalid coverage '0\.9'"):
+    with pytest.raises(UsageError, match=r'invalid coverage="0\.9"'):
         trained.predict(files, coverage="0.9")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="confidence has no effect without precision"):
         trained.predict(files, confidence=0.9)
@@ -112,7 +112,7 @@ def test_the_methods_of_the_command_are_those_of_explain(
         ({"method": "attention", "head": 0, "fusion": "max"}, "^fusion combines .* but head "),
         ({"method": "attention", "layer": 1}, "unknown option 'layer'"),
         ({"method": "attention", "heads": 1}, "unknown option 'heads'\n  fix: use head$"),
-        ({"size": 0}, "invalid size 0"),
+        ({"size": 0}, "invalid size=0"),
     ],
 )
 def test_wrong_options_of_explain_are_refused(
@@ -406,7 +406,7 @@ def test_threshold_zero_stands_for_no_threshold(trained: Trained, image_folder: 
     assert plain.notes == zero.notes == ()
     assert (len(plain.classes), plain.probabilities) == (1, zero.probabilities)
     assert plain.view is not None  # shown in a notebook
-    with pytest.raises(UsageError, match="invalid threshold -1"):
+    with pytest.raises(UsageError, match="invalid threshold=-1"):
         trained.predict(path, threshold=-1.0)
 
 

@@ -63,13 +63,14 @@ from vitft.report.run_page import report_of_new_run
 from vitft.system.device import caller_state_preserved, pick_device
 from vitft.system.errors import ImageError, UsageError, VitftError
 from vitft.system.imports import require_extra
-from vitft.system.suggest import parameter, suggest
+from vitft.system.suggest import suggest
 from vitft.training.checks import check_request
 from vitft.training.run import Result, run_finetuning
 
 _OPTION = re.compile(
     r"`[^`]*`|(?<![^\s(])--(?P<name>[a-z-]*[a-z])(?![\w/-])"
-    r"(?: (?!(?:to|or|and|if|with|finds)\b)(?P<value>[\w:.,/-]*\w)(?=[\s,.;:)]|$))?"
+    r"(?: (?!(?:to|or|and|if|with|finds|has|does|cannot|combines|selects)\b)"
+    r"(?P<value>'[^']*'|\"[^\"]*\"|[\w:.,/@~+-]*\w)(?=[\s,.;:?)]|$))?"
 )
 """A command, or an option perhaps followed by its value, in the text of an error."""
 _FLAGS = frozenset(option.keyword for option in FINETUNE_OPTIONS if option.type is bool)
@@ -78,21 +79,38 @@ _Given = ParamSpec("_Given")
 _Outcome = TypeVar("_Outcome")
 
 
-def _options_as_arguments(function: Callable[_Given, _Outcome]) -> Callable[_Given, _Outcome]:
-    """Give `finetune` a docstring that describes all options, and errors with a fix.
-
-    An unknown or unnamed argument is a UsageError. Errors call an option of the command by the name
-    of the argument. The signature stays the same.
-    """
-    known = inspect.signature(function).parameters
+def _in_python(function: Callable[_Given, _Outcome]) -> Callable[_Given, _Outcome]:
+    """Let errors call an option of the command by the name of the argument of the function."""
+    known = {*inspect.signature(function).parameters, *MethodOptions.__annotations__}
 
     def as_argument(match: re.Match[str]) -> str:
         name, value = (match["name"] or "").replace("-", "_"), match["value"] or ""
+        name = "about" if name == "class" else name
         if name not in known:  # or a command
             return match[0]
-        if name in _FLAGS:
+        if name in _FLAGS or not value:
             return f"{name} {value}".rstrip()
-        return parameter(name, float(value) if value.isdecimal() else value)
+        bare = value.strip("'\"")
+        return f"{name}={value}" if re.fullmatch(r"-?\d+(\.\d+)?", value) else f'{name}="{bare}"'
+
+    @wraps(function)
+    def translated(*args: _Given.args, **arguments: _Given.kwargs) -> _Outcome:
+        try:
+            return function(*args, **arguments)
+        except VitftError as error:
+            error.problem = _OPTION.sub(as_argument, error.problem)
+            error.fix = _OPTION.sub(as_argument, error.fix)
+            raise
+
+    return translated
+
+
+def _options_as_arguments(function: Callable[_Given, _Outcome]) -> Callable[_Given, _Outcome]:
+    """Give `finetune` a docstring that describes all options, and errors with a fix.
+
+    An unknown or unnamed argument is a UsageError. The signature stays the same.
+    """
+    known, run = inspect.signature(function).parameters, _in_python(function)
 
     @wraps(function)
     def checked(*args: _Given.args, **arguments: _Given.kwargs) -> _Outcome:
@@ -113,12 +131,7 @@ def _options_as_arguments(function: Callable[_Given, _Outcome]) -> Callable[_Giv
                     f"use {option.keyword}" if option.help else f'use settings={{"{setting}": ...}}'
                 )
             raise UsageError(f"unknown argument {unknown}", fix=fix)
-        try:
-            return function(*args, **arguments)
-        except VitftError as error:
-            error.problem = _OPTION.sub(as_argument, error.problem)
-            error.fix = _OPTION.sub(as_argument, error.fix)
-            raise
+        return run(*args, **arguments)
 
     described = "".join(
         textwrap.fill(f"{option.keyword}: {option.text}.", 92, initial_indent=" " * 4,
@@ -212,13 +225,14 @@ def finetune(  # noqa: D417, PLR0913 - the options of the command, which the dec
     config = requested_config(os.fspath(recipe or "") or None, named)
     config = replace(config, data=demo_data(config.data))
     where = None if out is None else os.fspath(out)
-    config, listed, run = check_request(config, where, spell=parameter)
+    config, listed, run = check_request(config, where)
     result = run_finetuning(config, out=run, folder=listed)
     if result.figures:
         report_of_new_run(result.run)
     return result
 
 
+@_in_python
 def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> "Trained":
     """Load a trained model, by default that of the latest run.
 
@@ -232,9 +246,10 @@ def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> 
         UsageError: The device cannot be used, or onnxruntime is not installed.
     """
     name = None if run is None else os.fspath(run)
-    return Trained(open_engine(name, device, spell=parameter), name)
+    return Trained(open_engine(name, device), name)
 
 
+@_in_python
 def embed(
     images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
@@ -268,8 +283,8 @@ def embed(
     fix = f"use one of {', '.join(PREDICT_DTYPES)}"
     require(dtype in PREDICT_DTYPES, f"invalid dtype={dtype!r}", fix=fix)
     model, name = (None if one is None else os.fspath(one) for one in (run, weights))
-    spec = chosen_weights(model, name, allow_pickle=allow_pickle, spell=parameter)
-    pick_device(device, spell=parameter)
+    spec = chosen_weights(model, name, allow_pickle=allow_pickle)
+    pick_device(device)
     listed = list_images([os.fspath(name) for name in names])
     train = TrainSpec(device=device, precision=dtype, cache=os.fspath(cache))
     with caller_state_preserved(gpu=device != "cpu"):
@@ -325,6 +340,7 @@ class Trained:
         assert self.postprocess.run is not None
         return self.postprocess.run
 
+    @_in_python
     def predict(
         self,
         images: Picture | Iterable[Picture],
@@ -366,7 +382,6 @@ class Trained:
             precision=precision,
             confidence=confidence,
             coverage=coverage,
-            spell=parameter,
         )
         postprocess = replace(self.postprocess, top_k=top_k).marking(marks, self.folder)
         pipeline = Pipeline(self.engine, postprocess, keep_views=True)
@@ -390,6 +405,7 @@ class Trained:
             parts.append(predictor.scores(views).features)
         return np.concatenate(parts)
 
+    @_in_python
     def explain(
         self,
         image: Picture,
@@ -423,8 +439,8 @@ class Trained:
             RunError: The values of the map are not finite.
         """
         predictor = self.require_torch("explanations")
-        chosen = chosen_method(method, options, about=about, spell=parameter)
-        check_picture_side(size, parameter)
+        chosen = chosen_method(method, options, about=about)
+        check_picture_side(size)
         target = None if about is None else torch.tensor([class_index(about, self.classes)])
         name = picture_name(0, image)
         view = self.view(name, image)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from vitft.system.errors import UsageError
-from vitft.system.suggest import Spelling, option, suggest
+from vitft.system.suggest import suggest
 
 METHODS = ("relevance", "rollout", "attention")
 FUSIONS = ("mean", "max", "min")
@@ -80,15 +80,11 @@ class MethodOptions(TypedDict, total=False):
 
 
 def chosen_method(
-    name: str | None,
-    options: Mapping[str, Any],
-    *,
-    about: str | None = None,
-    spell: Spelling = option,
+    name: str | None, options: Mapping[str, Any], *, about: str | None = None
 ) -> Method:
     """Return the method with a name (default: relevance) and those options that are not None.
 
-    `about` is the name of the class to explain. `spell` spells the options in errors.
+    `about` is the name of the class to explain.
     """
     given = {key: value for key, value in options.items() if value is not None}
     method = Method(name=name or METHODS[0])
@@ -100,22 +96,22 @@ def chosen_method(
     for key in (*["class"] * (about is not None), *given):
         if method.name not in used[key]:
             raise UsageError(
-                f"{spell(key)} has no effect with {spell('method', method.name)}",
-                fix=f"remove it, or use {' or '.join(spell('method', m) for m in used[key])}",
+                f"--{key} has no effect with --method {method.name}",
+                fix=f"remove it, or use {' or '.join(f'--method {m}' for m in used[key])}",
             )
     if "fusion" in given and "head" in given:
         raise UsageError(
-            f"{spell('fusion')} combines all heads, but {spell('head')} selects one",
+            "--fusion combines all heads, but --head selects one",
             fix="use only one of them",
         )
     return replace(method, **given)
 
 
-def check_picture_side(side_px: int | None, spell: Spelling = option) -> None:
+def check_picture_side(side_px: int | None) -> None:
     """Raise a UsageError unless a picture can have a shorter side of this length, or None."""
     if side_px is not None and not 1 <= side_px <= _MAX_SIDE_PX:
         raise UsageError(
-            f"invalid {spell('size')} {side_px}",
+            f"invalid --size {side_px}",
             fix=f"use an integer from 1 to {_MAX_SIDE_PX}, e.g. 800",
         )
 

@@ -19,7 +19,7 @@ from vitft.system.rundir import (
     suggest_runs,
     unfinished_run,
 )
-from vitft.system.suggest import Spelling, near_paths, option
+from vitft.system.suggest import near_paths
 from vitft.system.text import listing, shell_quote
 
 ONNX_FILE = "model.onnx"
@@ -52,14 +52,13 @@ _FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
 name. In the fix, FILE stands for the path."""
 
 
-def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = option) -> Path:
+def find_model(run: str | None, *, graphs: bool = False) -> Path:
     """Return the path of a trained model's file.
 
     Args:
         run: A run directory, an exported folder, a .safetensors file, or a model on the hub,
             `hf:owner/name[@revision]`, to be downloaded and verified (default: the latest run).
         graphs: Whether the file may also be an .onnx file.
-        spell: Function that spells the option in errors.
 
     Raises:
         RunError: The run has no model or several, or the file is of an unsupported kind.
@@ -77,7 +76,7 @@ def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = optio
             path = found  # else a folder of several exports
     kind = path.name if path.name == SPECIFICATION_FILE else path.suffix.lower()
     if run is not None and path.is_file() and (data := mistaken_data(path)):
-        raise _no_model_but_data(run, data, spell)
+        raise _no_model_but_data(run, data)
     if path.is_file() and kind in _FOREIGN_MODELS and not (graphs and kind == ".onnx"):
         what, fix = _FOREIGN_MODELS[kind]
         raise RunError(f"{path} is {what}", fix=fix.replace("FILE", shell_quote(str(path))))
@@ -94,45 +93,43 @@ def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = optio
             f"no finished run in {BASE}/",
             fix=f"finish the run that was stopped with `{resume_command(stopped)}`"
             if stopped
-            else "run `vitft finetune --data DIR --weights NAME` first, or choose a run with "
-            f"{spell('run')}",
+            else "run `vitft finetune --data DIR --weights NAME` first, or choose a run with --run",
         )
     if has_settings(path):
         raise RunError(
             f"no model in {run}: the run has not finished",
             fix=f"finish it with `{resume_command(path)}`",
         )
-    raise _missing_model(run, path, graphs=graphs, spell=spell)
+    raise _missing_model(run, path, graphs=graphs)
 
 
-def _missing_model(run: str, path: Path, *, graphs: bool, spell: Spelling) -> RunError:
+def _missing_model(run: str, path: Path, *, graphs: bool) -> RunError:
     """Return the error for `run` if `path`, which it denotes, is not a file and has no model."""
     entry, is_timm = entries_by_name().get(run), run.startswith("timm:") and not path.exists()
     has_repository = entry is not None and entry.num_classes and entry.repo
     if is_timm or has_repository:
         fix = f"fine-tune them first: vitft finetune --data DIR --weights {shell_quote(run)}"
         if entry is not None and has_repository:
-            as_they_are = spell("run", f"hf:{entry.repo}")
-            fix = f"use them as they are with {as_they_are}, or fine-tune them first"
+            fix = f"use them as they are with --run hf:{entry.repo}, or fine-tune them first"
         return RunError(f"no model in {run}, which is the name of pretrained weights", fix=fix)
     inner = _inner_models(path, graphs=graphs)
     if not inner and (data := mistaken_data(path)):
-        return _no_model_but_data(run, data, spell)
+        return _no_model_but_data(run, data)
     near = [] if path.exists() else near_paths(path, os.DirEntry.is_dir)
     near = [found for found in near if model_files(found)]
     if inner:
-        folders = listing((spell("run", str(folder)) for folder in inner), 9)
+        folders = listing((f"--run {shell_quote(str(folder))}" for folder in inner), 9)
         fix = f"use one of the folders in it: {folders}"
     elif near:
-        fix = f"did you mean {spell('run', str(near[0]))}?"
+        fix = f"did you mean --run {shell_quote(str(near[0]))}?"
     else:
         other = f"use a run directory that contains {MODEL}, or the file itself"
-        fix = suggest_runs(run, otherwise=other, spell=spell)
+        fix = suggest_runs(run, otherwise=other)
     return RunError(f"no model in {run}", fix=fix)
 
 
-def _no_model_but_data(run: str, data: tuple[str, str], spell: Spelling) -> RunError:
-    near, (what, use) = suggest_runs(run, otherwise="", spell=spell), data
+def _no_model_but_data(run: str, data: tuple[str, str]) -> RunError:
+    near, (what, use) = suggest_runs(run, otherwise=""), data
     fix = "; ".join(filter(None, (near, use)))
     return RunError(f"{run} is {what}, not a trained model", fix=fix)
 

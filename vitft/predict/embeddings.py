@@ -33,7 +33,6 @@ from vitft.predict.output import in_utf8
 from vitft.system.errors import DataError
 from vitft.system.files import temporary_file, writing
 from vitft.system.imports import require_extra
-from vitft.system.suggest import Spelling, option
 
 if TYPE_CHECKING:
     from vitft.features.extract import FrozenPipeline
@@ -108,11 +107,11 @@ def list_images(names: Sequence[str], stdin: BinaryIO | None = None) -> Images:
 
 
 def chosen_weights(
-    run: str | None, weights: str | None, *, allow_pickle: bool, spell: Spelling = option
+    run: str | None, weights: str | None, *, allow_pickle: bool
 ) -> WeightsSpec | None:
     """Check that the weights exist or, without any, the run, before torch is imported."""
     if weights is None:
-        find_model(run, spell=spell)
+        find_model(run)
         return None
     check_weights_name(weights, allow_pickle=allow_pickle)
     return WeightsSpec(name=weights, allow_pickle=allow_pickle)

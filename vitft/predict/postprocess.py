@@ -100,15 +100,15 @@ class Postprocess:
         `choose_threshold`), and so are the limits of prediction sets (see `choose_set_limits`) and
         the thresholds of the levels of a tree (see `choose_level_thresholds`).
         """
-        threshold, spell, found = marks.threshold or 0.0, marks.spell, self
-        of_classes = [*marks.guarantees, *[spell("tree")] * (marks.tree is not None)]
+        threshold, found = marks.threshold or 0.0, self
+        of_classes = [*marks.guarantees, *["--tree"] * (marks.tree is not None)]
         if self.thresholds and of_classes:
             problem = f"{of_classes[0]} does not support multi-label models"
             raise UsageError(problem, fix=f"remove {of_classes[0]}")
         if marks.coverage is not None:
             from vitft.predict.sets import choose_set_limits  # imports this module and simplejpeg
 
-            limits, text = choose_set_limits(run, marks.coverage, spell)
+            limits, text = choose_set_limits(run, marks.coverage)
             log.info(text)
             found = replace(self, set_limits=limits)
         if marks.tree is not None:
@@ -127,9 +127,9 @@ class Postprocess:
         )
 
         if self.thresholds:
-            each = choose_label_thresholds(run, marks.precision, self.classes, spell)
+            each = choose_label_thresholds(run, marks.precision, self.classes)
             return replace(self, thresholds=each)
-        chosen = choose_threshold(run, marks.precision, spell, confidence=marks.confidence)
+        chosen = choose_threshold(run, marks.precision, confidence=marks.confidence)
         log.info(str(chosen))
         if found.tree is not None:
             levels = choose_level_thresholds(run, marks.precision, found.tree, chosen.value)

@@ -11,7 +11,6 @@ from vitft.config.sections import DataSpec
 from vitft.data.groups import with_group_by
 from vitft.system.errors import UsageError
 from vitft.system.imports import require_extra
-from vitft.system.suggest import Spelling, option
 from vitft.system.text import shell_quote
 
 ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet", "xlsx")
@@ -29,7 +28,7 @@ PREDICT_DTYPES = ("auto", "fp32", "bf16")
 class Marks:
     """Options that mark uncertain predictions, or give each image several classes.
 
-    Invalid or conflicting options raise UsageError; `spell` spells them in errors.
+    Invalid or conflicting options raise UsageError.
     """
 
     threshold: float | None = None
@@ -37,12 +36,11 @@ class Marks:
     confidence: float | None = None
     coverage: float | None = None
     tree: str | None = None
-    spell: Spelling = option
 
     def __post_init__(self) -> None:
         if self.threshold is not None and self.precision is not None:
             raise UsageError(
-                f"{self.spell('threshold')} and {self.spell('precision')} cannot be used together",
+                "--threshold and --precision cannot be used together",
                 fix="remove one of them",
             )
         for name in ("threshold", "precision", "confidence", "coverage"):
@@ -50,26 +48,26 @@ class Marks:
             fix = f"use a number greater than 0 and {'below' if below else 'at most'} 1"
             is_number = isinstance(value, Real | None)
             if not is_number:
-                raise UsageError(f"invalid {self.spell(name)} {value!r}", fix=fix)
+                raise UsageError(f"invalid --{name} {value!r}", fix=fix)
             if value is None or 0 < value < 1 or (value == 1 and not below):
                 continue
             if 50 <= value < 100 or (value == 100 and not below):
-                fix = f"use {self.spell(name, value / 100)} for {value:g}%"
-            raise UsageError(f"invalid {self.spell(name)} {value:g}", fix=fix)
+                fix = f"use --{name} {value / 100:g} for {value:g}%"
+            raise UsageError(f"invalid --{name} {value:g}", fix=fix)
         if self.confidence is not None and self.precision is None:
             raise UsageError(
-                f"{self.spell('confidence')} has no effect without {self.spell('precision')}",
-                fix=f"add {self.spell('precision', 0.9)}, or remove {self.spell('confidence')}",
+                "--confidence has no effect without --precision",
+                fix="add --precision 0.9, or remove --confidence",
             )
         if self.confidence is not None and self.tree is not None:
-            problem = f"{self.spell('confidence')} does not support {self.spell('tree')}"
+            problem = "--confidence does not support --tree"
             raise UsageError(problem, fix="remove one of them")
 
     @property
     def guarantees(self) -> list[str]:
-        """The options that hold only for predictions like the held-out ones, as spelt."""
+        """The options that hold only for predictions like the held-out ones."""
         given = {"confidence": self.confidence, "coverage": self.coverage}
-        return [self.spell(name) for name, value in given.items() if value is not None]
+        return [f"--{name}" for name, value in given.items() if value is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,6 @@ from vitft.metrics.calibration import Ints, softmax
 from vitft.metrics.intervals import Flags, Floats, Groups, Interval, accuracy_interval
 from vitft.predict.validation import HeldOut
 from vitft.system.errors import UsageError
-from vitft.system.suggest import Spelling, option
 from vitft.system.text import count, requested_percent
 
 _OWN_LIMIT = 20
@@ -119,13 +118,11 @@ def _pools(labels: Ints, groups: Groups, classes: int, least: int) -> Ints:
     return pools
 
 
-def choose_set_limits(
-    run: Path, coverage: float, spell: Spelling = option
-) -> tuple[tuple[float, ...], str]:
+def choose_set_limits(run: Path, coverage: float) -> tuple[tuple[float, ...], str]:
     """Return the limits of a run's prediction sets, and a sentence about their coverage.
 
     The coverage is measured on the held-out images: each one is left out, with its group, when its
-    limits are chosen. `spell` spells the options in errors.
+    limits are chosen.
 
     Raises:
         RunError: The run has no validation predictions, or a file of the run is damaged.
@@ -144,7 +141,7 @@ def choose_set_limits(
         raise UsageError(
             f"a coverage of {requested_percent(coverage)} needs at least "
             f"{count(_needed_groups(coverage), unit)}, but this run has {have:,}",
-            fix=f"use {spell('coverage', lower[0])}" if lower else "train with more images",
+            fix=f"use --coverage {lower[0]:g}" if lower else "train with more images",
         )
     sizes = (softmax(held_out.logits.astype(np.float64)) >= found.limits).sum(axis=1)
     is_shared = np.bincount(found.pools)[found.pools] > 1

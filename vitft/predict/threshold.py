@@ -33,7 +33,6 @@ from vitft.metrics.intervals import (
 from vitft.predict.tree import ClassTree
 from vitft.predict.validation import HeldOut
 from vitft.system.errors import UsageError
-from vitft.system.suggest import Spelling, option
 from vitft.system.text import count, listing, percent, requested_percent
 
 log = logging.getLogger(__name__)
@@ -92,27 +91,24 @@ class Threshold:
         )
 
 
-def choose_threshold(
-    run: Path, precision: float, spell: Spelling = option, *, confidence: float | None = None
-) -> Threshold:
+def choose_threshold(run: Path, precision: float, *, confidence: float | None = None) -> Threshold:
     """Return the smallest threshold at which a run's predictions reach a requested precision.
 
     With a `confidence`, the precision is at least this with that probability (`certain_cover`).
-    `spell` spells the options in errors.
 
     Raises:
         RunError: The run has no validation predictions, or a file of the run is damaged.
         UsageError: No threshold reaches the precision.
     """
-    held_out = _held_out(run, spell)
+    held_out = _held_out(run)
     found = held_out.answers()
     answers = Answers.sorted(found.probability, found.correct, found.groups)
     if confidence is None or precision == 1:
         covered = smallest_cover(answers, precision)
     elif not (covered := certain_cover(answers, precision, confidence)):
-        raise _not_certain(answers, precision, confidence, spell)
+        raise _not_certain(answers, precision, confidence)
     if not covered:
-        raise _unreachable(answers, precision, spell)
+        raise _unreachable(answers, precision)
     guaranteed = None if confidence is None else (precision, confidence)
     images = held_out.in_words(len(answers.correct), answers.groups)
     return _threshold(answers, covered, images, guaranteed)
@@ -134,13 +130,13 @@ def _threshold(
     )
 
 
-def _held_out(run: Path, spell: Spelling) -> HeldOut:
+def _held_out(run: Path) -> HeldOut:
     """Return the predictions of a run; raise a RunError if it has none."""
     return HeldOut.read_existing(
         run,
         "cannot choose a threshold",
         fix="run `vitft predict --run RUN --precision P IMAGE` with the run directory, which "
-        f"states the threshold, and pass it here as {spell('threshold')}",
+        "states the threshold, and pass it here as --threshold",
     )
 
 
@@ -193,14 +189,14 @@ def needed_images(answers: Answers, precision: float) -> int | None:
     return round(math.ceil(images / unit - 0.05) * unit)
 
 
-def _unreachable(answers: Answers, precision: float, spell: Spelling = option) -> UsageError:
-    """Return the error for a precision that no threshold reaches; `spell` spells its options."""
+def _unreachable(answers: Answers, precision: float) -> UsageError:
+    """Return the error for a precision that no threshold reaches."""
     have = len(answers.probability)
     lower = (p for p in _LOWER_PRECISIONS if p < precision and smallest_cover(answers, p))
     reachable = next(lower, None)
-    fix = f"set the threshold directly, e.g. {spell('threshold', 0.8)}"
+    fix = "set the threshold directly, e.g. --threshold 0.8"
     if reachable is not None:
-        fix = f"use {spell('precision', reachable)}, or {fix}"
+        fix = f"use --precision {reachable:g}, or {fix}"
     if needed := needed_images(answers, precision):
         return UsageError(
             f"choosing a threshold for a precision of {requested_percent(precision)} needs about "
@@ -256,16 +252,14 @@ def _needed_certain(precision: float, confidence: float) -> int:
     return math.ceil(math.log(1 - confidence) / math.log(precision) - 1e-9)
 
 
-def _not_certain(
-    answers: Answers, precision: float, confidence: float, spell: Spelling
-) -> UsageError:
+def _not_certain(answers: Answers, precision: float, confidence: float) -> UsageError:
     """Return the error for a precision whose first test fails (see `certain_cover`)."""
     needed, have = _needed_certain(precision, confidence), len(answers.probability)
     lower = (p for p in _LOWER_PRECISIONS if p < precision)
     reachable = next((p for p in lower if certain_cover(answers, p, confidence)), None)
-    fix = f"remove {spell('confidence')}"
+    fix = "remove --confidence"
     if reachable is not None:
-        fix = f"use {spell('precision', reachable)}, or {fix}"
+        fix = f"use --precision {reachable:g}, or {fix}"
     asked, sure = requested_percent(precision), requested_percent(confidence)
     what = f"a precision of {asked} with {sure} confidence"
     if have < needed:
@@ -282,14 +276,14 @@ _NEVER = 1.0  # threshold of a label that is never assigned, because none reache
 
 
 def choose_label_thresholds(
-    run: Path, precision: float, labels: Sequence[str], spell: Spelling = option
+    run: Path, precision: float, labels: Sequence[str]
 ) -> tuple[float, ...]:
     """Return and log the smallest threshold at which each label reaches a requested precision.
 
     A label that does not reach the precision at any threshold is never assigned. The errors are
     those of `choose_threshold`.
     """
-    held_out = _held_out(run, spell)
+    held_out = _held_out(run)
     split, logits = held_out.split, held_out.logits
     values = sigmoid(logits.astype(np.float64))
     truth = np.asarray(split.targets(split.val))
@@ -314,8 +308,7 @@ def choose_label_thresholds(
         raise UsageError(
             f"no label reaches a precision of {requested_percent(precision)} at any threshold on "
             f"{count(len(values), 'image')}",
-            fix=f"use a lower {spell('precision')}, or set one threshold directly, e.g. "
-            f"{spell('threshold', 0.8)}",
+            fix="use a lower --precision, or set one threshold directly, e.g. --threshold 0.8",
         )
     if unreachable:
         log.warning(
@@ -338,7 +331,7 @@ def choose_level_thresholds(
     `lowest` is that of the classes. A level above them answers the images that no level below it
     answers, and its precision holds for these.
     """
-    logits, labels, groups = _held_out(run, option).scores()
+    logits, labels, groups = _held_out(run).scores()
     probabilities = softmax(logits.astype(np.float64))
     covers = level_covers(tree, probabilities, labels, precision, lowest, groups)
     thresholds = [lowest]

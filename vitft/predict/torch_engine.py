@@ -37,7 +37,6 @@ from vitft.system.device import (
     to_device,
 )
 from vitft.system.errors import RunError
-from vitft.system.suggest import Spelling, option
 
 if TYPE_CHECKING:
     from vitft.features.cut import Prefix
@@ -256,16 +255,11 @@ def gap_change(model: Model, features: Tensor, pairs: Tensor) -> Tensor:
     return inputs.norm(dim=1) * rows.norm(dim=1) / math.sqrt(rows.shape[1])
 
 
-def open_engine(
-    run: str | None, device: str = "auto", *, spell: Spelling = option
-) -> Predictor | OnnxEngine:
-    """Return the engine that computes the scores: onnxruntime for ONNX graphs, otherwise torch.
-
-    `spell` spells the options `--run` and `--device` in errors.
-    """
-    path = find_model(run, graphs=True, spell=spell)
+def open_engine(run: str | None, device: str = "auto") -> Predictor | OnnxEngine:
+    """Return the engine that computes the scores: onnxruntime for ONNX graphs, otherwise torch."""
+    path = find_model(run, graphs=True)
     if path.suffix.lower() != ".onnx":
-        pick_device(device, spell=spell)
+        pick_device(device)
         return Predictor.from_run(run, device=device)
     if device not in ("auto", "cpu"):
         raise not_for_graphs(f"device {device}", path)

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from vitft.system.cores import local_processes
 from vitft.system.errors import ResourceError, UsageError
-from vitft.system.suggest import Spelling, option
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
 
-def pick_device(wanted: str, *, spell: Spelling = option) -> torch.device:
+def pick_device(wanted: str) -> torch.device:
     """Return the device with a given name; `auto` prefers CUDA, then MPS.
 
     `auto` and `cuda` give each process of torchrun its own GPU. If a process sees only one GPU, as
@@ -43,7 +42,7 @@ def pick_device(wanted: str, *, spell: Spelling = option) -> torch.device:
         )
     names = ["auto", "cpu", *(f"cuda:{i}" for i in range(gpus))]
     names += ["mps"] * torch.backends.mps.is_available()
-    fix = f"use {', '.join([spell('device', names[0]), *names[1:-1]])} or {names[-1]}"
+    fix = f"use --device {', '.join(names[:-1])} or {names[-1]}"
     try:
         device = torch.device(wanted)
     except RuntimeError as error:  # torch lists all types that it was ever built for

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeVar, cast
 from vitft.system.errors import LockedError, RunError, UsageError
 from vitft.system.files import free_name, read_regular, try_lock, write_atomically, writing
 from vitft.system.structure import Natural, parse_json, structured
-from vitft.system.suggest import Spelling, option, suggest, without_suffix
+from vitft.system.suggest import suggest, without_suffix
 from vitft.system.text import count, describe_os_error, shell_quote
 
 if TYPE_CHECKING:
@@ -205,10 +205,10 @@ class RunDir:
                 raise
 
 
-def plan_run(out: str | None, data: str, *, name: str = "out", spell: Spelling = option) -> Path:
+def plan_run(out: str | None, data: str, *, name: str = "out") -> Path:
     """Return the path for a new run, `out` or `runs/<time>-<data>`, without creating it.
 
-    `name` is the option that chooses the path, which errors spell with `spell`.
+    `name` is the option that chooses the path, for errors.
 
     Raises:
         RunError: The folder is not empty, or it cannot be created or written to.
@@ -220,8 +220,8 @@ def plan_run(out: str | None, data: str, *, name: str = "out", spell: Spelling =
         path = free_name(BASE / f"{datetime.now():%Y%m%d-%H%M%S}-{short}")
     else:
         path = Path(out).expanduser()
-        check_folder_name(path, name, spell)
-    _check_empty(path, name, spell)
+        check_folder_name(path, name)
+    _check_empty(path, name)
     parent = path
     while not parent.exists():
         parent = parent.parent
@@ -231,16 +231,17 @@ def plan_run(out: str | None, data: str, *, name: str = "out", spell: Spelling =
     except RunError as error:
         raise RunError(
             f"cannot write {path}: {parent} is not a writable folder",
-            fix=f"choose a writable folder with {spell(name)}",
+            fix=f"choose a writable folder with --{name}",
         ) from error
 
 
-def check_folder_name(path: Path, name: str = "out", spell: Spelling = option) -> None:
+def check_folder_name(path: Path, name: str = "out") -> None:
     """Raise a UsageError if a new folder would have the name of a file, such as `results.csv`."""
     if FILE_NAME.search(path.name) and not path.exists():
+        bare = shell_quote(str(path.with_suffix("")))
         raise UsageError(
-            f"{spell(name)} {path} names a {path.suffix} file, but this command writes a folder",
-            fix=f"choose the name of a folder, e.g. {spell(name, str(path.with_suffix('')))}",
+            f"--{name} {path} names a {path.suffix} file, but this command writes a folder",
+            fix=f"choose the name of a folder, e.g. --{name} {bare}",
         )
 
 
@@ -291,11 +292,11 @@ def locked(run: RunDir) -> Iterator[None]:
                 path.unlink()
 
 
-def _check_empty(path: Path, name: str = "out", spell: Spelling = option) -> None:
+def _check_empty(path: Path, name: str = "out") -> None:
     if path.is_dir() and any(path.iterdir()):
         raise RunError(
             f"folder {path} is not empty",
-            fix=f"choose a new or empty folder with {spell(name)}",
+            fix=f"choose a new or empty folder with --{name}",
         )
 
 
@@ -346,9 +347,7 @@ _RUN_FILES = ("config.toml", MODEL)
 """A folder with one of these files is a run."""
 
 
-def suggest_runs(
-    run: str | os.PathLike[str], *, name: str = "run", otherwise: str, spell: Spelling = option
-) -> str:
+def suggest_runs(run: str | os.PathLike[str], *, name: str = "run", otherwise: str) -> str:
     """Return the fix for a run that does not exist: similar names, and how to list all runs.
 
     Runs are searched for in `runs` and in the folder of the given path; exports, which have a
@@ -363,7 +362,7 @@ def suggest_runs(
         return otherwise
     near = suggest(without_suffix(given.name), known, cutoff=0.6, inside=True, most=2)
     shown = [str(known[one]) for one in near or [LATEST if LATEST in known else next(iter(known))]]
-    text = " or ".join(spell(name, path) if name else shell_quote(path) for path in shown)
+    text = " or ".join(f"--{name} " * bool(name) + shell_quote(path) for path in shown)
     list_all = f"`{'dir' if os.name == 'nt' else 'ls'} {BASE}` lists the runs"
     if near:
         return f"did you mean {text}? {list_all}"

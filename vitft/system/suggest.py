@@ -7,9 +7,6 @@ from collections.abc import Callable, Collection, Iterable
 from difflib import SequenceMatcher, get_close_matches
 from itertools import chain, islice
 from pathlib import Path
-from typing import Protocol
-
-from vitft.system.text import shell_quote
 
 
 def suggest(
@@ -32,30 +29,6 @@ def suggest(
 def _form(name: str) -> str:
     """Return a name with differences in case and separators removed."""
     return name.casefold().replace("_", "-").replace(" ", "-")
-
-
-# how errors name an option: as on the command line, or as a parameter of a Python function --------
-
-
-class Spelling(Protocol):
-    """Function that spells an option, and its value if there is one, as the user writes it."""
-
-    def __call__(self, name: str, value: str | float = "") -> str: ...
-
-
-def option(name: str, value: str | float = "") -> str:
-    """Spell an option of the command line, e.g. `--method rollout`."""
-    if value == "":
-        return f"--{name}"
-    return f"--{name} {shell_quote(value) if isinstance(value, str) else f'{value:g}'}"
-
-
-def parameter(name: str, value: str | float = "") -> str:
-    """Spell a parameter of a Python function or method, e.g. `method="rollout"`."""
-    name = "about" if name == "class" else name
-    if value == "":
-        return name
-    return f'{name}="{value}"' if isinstance(value, str) else f"{name}={value:g}"
 
 
 # existing paths that were probably meant by a path that does not exist ----------------------------

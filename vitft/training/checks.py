@@ -38,7 +38,6 @@ from vitft.system.rundir import (
     resume_command,
     run_path,
 )
-from vitft.system.suggest import Spelling, option
 from vitft.system.text import count, labelled, listing, shell_quote
 
 log = logging.getLogger(__name__)
@@ -55,13 +54,10 @@ _RESUME_CHANGES = frozenset(
 """Settings that may change whenever a run is resumed; new data must contain the same images."""
 
 
-def check_request(
-    config: Config, out: str | None, *, spell: Spelling = option
-) -> tuple[Config, Images, Path]:
+def check_request(config: Config, out: str | None) -> tuple[Config, Images, Path]:
     """Check data, weights, trackers and run directory; return settings, images and run directory.
 
-    If the settings do not name any weights, the returned settings name default weights. `spell`
-    spells the option of the run directory in errors.
+    If the settings do not name any weights, the returned settings name default weights.
 
     Raises:
         UsageError: The data is missing, no weights can be chosen, settings cannot be combined, the
@@ -123,9 +119,9 @@ def check_request(
         raise RunError(
             f"folder {path} is not empty: it contains a run that has not finished",
             fix=f"continue it with `{resume_command(path)}`, or choose a new or empty folder with "
-            f"{spell('out')}",
+            "--out",
         )
-    planned = plan_run(out, short_name(config.data.path), spell=spell)
+    planned = plan_run(out, short_name(config.data.path))
     check_outside(planned, data)
     return config, folder, planned
 
