@@ -62,7 +62,7 @@ def check_labels(
     if labels:
         y = torch.from_numpy(membership(classes, labels))[y].float()
         classes = labels
-    group_ids = number_groups(groups.get(sha256, sha256) for sha256 in by_digest)
+    group_ids = number_names(groups.get(sha256, sha256) for sha256 in by_digest)
     weight = torch.tensor(has_one_label).float()
     logits = out_of_fold_logits(
         x, y, group_ids, classes=len(classes), seed=seed, sample_weight=weight
@@ -81,7 +81,7 @@ def check_labels(
     return find_mislabels(chances, wrong, y, paths, classes), by_path
 
 
-def number_groups(names: Iterable[str]) -> Tensor:
+def number_names(names: Iterable[str]) -> Tensor:
     """Return an integer for each name, (n,): equal names get equal integers, counted from 0."""
     numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])

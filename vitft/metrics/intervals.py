@@ -13,7 +13,7 @@ the number of images by their `design_effect`. Without groups, this is 1.
 import bisect
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import NormalDist
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -103,6 +103,17 @@ def mean_error(values: Floats, groups: Groups | None = None) -> float:
     """Return the standard error of the mean of `values` (n,), from sums per group if given."""
     sums = _group_sums(values - values.mean(), groups)
     return math.sqrt(float((sums**2).sum()) * len(sums) / max(1, len(sums) - 1)) / len(values)
+
+
+def number_groups(names: Sequence[str], keys: Iterable[object]) -> Groups | None:
+    """Return the numbers of the groups of images (n,) by name, or None if no image has a group.
+
+    Images without a group are in the same one only if they have the same key.
+    """
+    if not any(names):
+        return None
+    own = [name or f"image {key}" for name, key in zip(names, keys, strict=True)]
+    return np.unique(own, return_inverse=True)[1]
 
 
 def _group_sums(values: np.ndarray[Any, np.dtype[Any]], groups: Groups | None) -> Floats:

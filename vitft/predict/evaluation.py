@@ -33,7 +33,7 @@ from vitft.metrics.classification import (
     probability_metrics,
     two_class_metrics,
 )
-from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval
+from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval, number_groups
 from vitft.metrics.results import read_results
 from vitft.models.find import find_model
 from vitft.predict.engine import DARK_NOTE, FIRST_PAGE_NOTE, LoadedImage, Pipeline, warn_of_dark
@@ -292,10 +292,7 @@ def evaluate(
         raise _nothing_left(data, predictions)
     logits = torch.from_numpy(np.array([row.prediction.logits for row in scored]))
     labels = torch.tensor(np.array([index[row.label] for row in scored]))
-    groups = None
-    if any(row.group for row in scored):
-        units = [row.group or f"image {i}" for i, row in enumerate(scored)]
-        groups = np.unique(units, return_inverse=True)[1]
+    groups = number_groups([row.group for row in scored], range(len(scored)))
     predictions += [_LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
     ece_before, temperature = _before_temperature(folder, logits, labels)
     rows = [row.prediction for row in predictions]

@@ -19,7 +19,7 @@ from vitft.data.fixes import is_leak
 from vitft.data.image_table import Images, Row
 from vitft.data.split import distinct_rows
 from vitft.metrics.calibration import Ints
-from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval
+from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval, number_groups
 from vitft.metrics.results import AuditResults, Estimate, read_results
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
 from vitft.system.errors import RunError
@@ -209,7 +209,6 @@ class HeldOut:
         predicted = [one.predicted for one in validation]
         predicted += [self.cross_validated[row.sha256] for row in training]
         index = {name: number for number, name in enumerate(self.split.classes)}
-        groups = self.groups(len(rows))
         return HeldOutAnswers(
             labels=np.array([row.label for row in rows]),
             predicted=np.array([index[name] for name in predicted]),
@@ -217,7 +216,7 @@ class HeldOut:
             label_probability=np.array(
                 [*(one.label_probability for one in validation), *self.label_probability]
             ),
-            groups=None if groups is None else np.unique(groups, return_inverse=True)[1],
+            groups=self.groups(len(rows)),
         )
 
     def scores(self) -> tuple[ScoreArray, Ints, Groups | None]:
@@ -234,7 +233,7 @@ class HeldOut:
         logits = np.concatenate([logits, training]) if len(training) else logits
         return logits, answers.labels, answers.groups
 
-    def in_words(self, images: int, groups: Sequence[str] | Groups | None) -> str:
+    def in_words(self, images: int, groups: Groups | None) -> str:
         """Return in words on how many images something was measured, and how exactly."""
         counts = {"images": images, "groups": 0 if groups is None else len({*groups})}
         kind = "image" if images > len(self.validation) else "validation image"
@@ -244,15 +243,12 @@ class HeldOut:
             reduced = f", computed in {environment['precision'] if environment else 'bf16 or fp16'}"
         return scored_images(counts, kind) + reduced
 
-    def groups(self, images: int) -> list[str] | None:
-        """Return the group of each of `images` distinct validation and then training images.
-
-        An image without a group is one of its own; None if all are.
-        """
-        rows = (*distinct_rows(self.split.val), *self._training)
-        if not any(row.group for row in rows) or len(rows) < images:
+    def groups(self, images: int) -> Groups | None:
+        """Return the groups of `images` distinct validation and then training images, if any."""
+        rows = (*distinct_rows(self.split.val), *self._training)[:images]
+        if len(rows) < images:
             return None
-        return [row.group or row.sha256 for row in rows[:images]]
+        return number_groups([row.group for row in rows], [row.sha256 for row in rows])
 
 
 def read_split(run: Path) -> Images:
@@ -283,7 +279,7 @@ def read_split(run: Path) -> Images:
 def accuracy_without_copies(
     predictions: Sequence[ValidationPrediction],
     audit: AuditResults,
-    groups: Sequence[str] | Groups | None = None,
+    groups: Groups | None = None,
 ) -> Estimate | None:
     """Return the accuracy on the validation images that have no copies among the training images.
 
@@ -296,7 +292,7 @@ def accuracy_without_copies(
     right = np.array([predictions[i].is_correct for i in kept])
     if not kept or len(kept) == len(predictions):
         return None
-    units = None if groups is None else np.unique([groups[i] for i in kept], return_inverse=True)[1]
+    units = None if groups is None else groups[kept]
     return Estimate(
         value=float(right.mean()),
         interval=accuracy_interval(right, units),

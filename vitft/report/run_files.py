@@ -16,8 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from vitft.config.defaults import default_batch_size, default_lr, idle_augmentation, without_effect
 from vitft.config.run import config_from_table, merge_settings, read_run_config, setting_words
 from vitft.data.arrays import holds_arrays
@@ -26,7 +24,7 @@ from vitft.data.images import jpeg_uri
 from vitft.data.remote.places import short_name
 from vitft.data.table import base_folder
 from vitft.features.ood import REFERENCE_FILE
-from vitft.metrics.intervals import Groups
+from vitft.metrics.intervals import Groups, number_groups
 from vitft.metrics.results import (
     AuditResults,
     Estimate,
@@ -254,10 +252,7 @@ def _with_evaluation(run: Run) -> Run:
 def groups_of(digests: Sequence[str], runs: Sequence[Run]) -> Groups | None:
     """Return the numbers (n,) of the user's groups of images, or None if the runs have none."""
     names = {row.sha256: row.group for run in runs for row in run.rows if row.group}
-    if not names:
-        return None
-    own = [names.get(digest, f"image {digest}") for digest in digests]
-    return np.unique(own, return_inverse=True)[1]
+    return number_groups([names.get(digest, "") for digest in digests], digests)
 
 
 def read_run(path: Path) -> Run:

@@ -47,6 +47,7 @@ from vitft.metrics.intervals import (
     Interval,
     Z,
     design_effect,
+    number_groups,
     student_t_quantile,
     wilson_interval,
 )
@@ -281,8 +282,7 @@ def run_study(plan: Plan, config: Config, command: str) -> tuple[dict[str, Any],
         for seed in range(plan.seeds)
     ]
     tested = [files[i] for i in splits[0][1].tolist()]
-    units = [file.group or file.sha256 for file in tested]
-    groups = np.unique(units, return_inverse=True)[1] if any(f.group for f in tested) else None
+    groups = number_groups([file.group for file in tested], [file.sha256 for file in tested])
     baselines = {}
     if plan.sources.keys() & {*BASELINES}:
         baselines = baseline_features(

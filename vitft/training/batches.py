@@ -24,8 +24,8 @@ from vitft.data.split import distinct_rows
 from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views, eval_view
 from vitft.features.cut import Cut, run_prefix
 from vitft.features.extract import Extractor
-from vitft.features.label_errors import number_groups
-from vitft.metrics.intervals import Groups
+from vitft.features.label_errors import number_names
+from vitft.metrics.intervals import Groups, number_groups
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.system.cores import usable_cores
@@ -71,13 +71,11 @@ class Dataset:
 
     def group_ids(self, rows: Sequence[Row]) -> Tensor:
         """Return the group numbers (n,) of `rows`; the images of a group share a number."""
-        return number_groups(self.groups.get(row.sha256, row.sha256) for row in rows)
+        return number_names(self.groups.get(row.sha256, row.sha256) for row in rows)
 
     def user_groups(self, rows: Sequence[Row]) -> Groups | None:
         """Return the numbers (n,) of the user's groups of `rows`, units of intervals, or None."""
-        if not any(row.group for row in self.manifest.rows):
-            return None
-        return number_groups(row.group or f"image {row.sha256}" for row in rows).numpy()
+        return number_groups([row.group for row in rows], [row.sha256 for row in rows])
 
     def decode(
         self,
