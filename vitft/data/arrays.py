@@ -322,8 +322,11 @@ def _find(root: Path) -> _Arrays | None:
         folder = _DEFAULT_ROOT if root.parent == Path() else root.parent
         return _load_arrays(os.fspath(folder / root.name), 0)
     try:
-        found = _reader_of(root) is not None
-        return _load_arrays(os.fspath(root), root.stat().st_mtime_ns) if found else None
+        changed_ns = root.stat().st_mtime_ns if _reader_of(root) else None
+        return None if changed_ns is None else _load_arrays(str(root.resolve()), changed_ns)
+    except DataError as error:  # the arrays are cached by an absolute path, and named as given
+        error.problem = error.problem.replace(str(root.resolve()), str(root))
+        raise
     except OSError:
         return None  # the reason is reported when the folder is listed
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.cells import cell_len
 
 from vitft.config.run import read_run_config
 from vitft.config.sections import DataSpec
@@ -574,6 +573,8 @@ def log_split(manifest: Images) -> None:
     if len(shown) > _MOST_CLASSES:
         shown = sorted(sorted(shown, key=size.__getitem__)[:_FEWEST_CLASSES])
         log.debug(f"the {len(shown)} of {len(names):,} classes with the fewest images:")
+    from rich.cells import cell_len  # not needed to read a split
+
     largest = max(size[name] for name in shown)
     titles = [shortened(visible(name), _MAX_CLASS_NAME) for name in shown]
     widest = max(map(cell_len, titles))

@@ -104,8 +104,8 @@ def _with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEn
         if not allow_pickle:
             raise WeightsError(
                 f"{entry.repo} has no model.safetensors",
-                fix="choose another repository, or add --allow-pickle if it has a "
-                "pytorch_model.bin that you trust",
+                fix="choose another repository. vitft finetune reads a pytorch_model.bin that you "
+                "trust with --allow-pickle",
             ) from error
         return replace(entry, file="pytorch_model.bin")
     return entry
