@@ -45,14 +45,14 @@ class _Range:
 def setting(default: _T, help: str = "", **known: Any) -> _T:  # noqa: ANN401
     """Declare a setting; with a `help`, it has an option of `vitft finetune`.
 
-    `known` are further fields of `Setting`, and the bounds of a number of `_Range`.
+    `known` are further fields of `_Setting`, and the bounds of a number of `_Range`.
     """
     bounds = {name: known.pop(name) for name in ("ge", "gt", "le", "lt") if name in known}
     return field(default=default, metadata={"help": help, "limits": _Range(**bounds), **known})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class _Setting:
     """What is known of a setting."""
 
     key: str
@@ -152,9 +152,9 @@ class Setting:
 
 
 @cache
-def settings_of(section: type[Any], title: str) -> Mapping[str, Setting]:
+def settings_of(section: type[Any], title: str) -> Mapping[str, _Setting]:
     """Return the settings that the dataclass of a section declares, by name without the section."""
-    hints, found = typing.get_type_hints(section), dict[str, Setting]()
+    hints, found = typing.get_type_hints(section), dict[str, _Setting]()
     for one in dataclasses.fields(section):
         hint, known = hints[one.name], dict[str, Any](one.metadata)
         if isinstance(hint, types.UnionType):
@@ -165,7 +165,7 @@ def settings_of(section: type[Any], title: str) -> Mapping[str, Setting]:
         elif typing.get_origin(hint) is tuple:
             hint, known["length"] = arguments[0], 0 if Ellipsis in arguments else len(arguments)
         key = f"{title}.{one.name}"
-        found[one.name] = Setting(key=key, type=hint, default=one.default, **known)
+        found[one.name] = _Setting(key=key, type=hint, default=one.default, **known)
     return found
 
 
@@ -207,9 +207,3 @@ def one_class_only(what: str) -> UsageError:
         f"{what} does not support multi-label classification",
         fix="use it with data and models that have exactly one class per image",
     )
-
-
-def multiples(name: str, value: int, step: int) -> str:
-    """Return a setting at the nearest positive multiples of `step`, below and above `value`."""
-    below, above = value // step * step, -(-value // step) * step
-    return " or ".join(f"{name}={number}" for number in dict.fromkeys((below, above)) if number)

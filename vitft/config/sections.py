@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from vitft.config.schema import check_values, invalid, multiples, require, setting
+from vitft.config.schema import check_values, invalid, require, setting
 from vitft.system.errors import UsageError
 from vitft.system.text import duration_fix, parse_duration
 
@@ -263,7 +263,8 @@ class ModelSpec:
     def __post_init__(self) -> None:
         check_values(self, "model")
         step = math.lcm(self.heads, 1 if self.positions == "noise" else 4)
-        widths = multiples("model.width", self.width, step)
+        near = dict.fromkeys((self.width // step * step, -(-self.width // step) * step))
+        widths = " or ".join(f"model.width={width}" for width in near if width)
         require(
             self.width % self.heads == 0,
             f"model.width={self.width} is not a multiple of model.heads={self.heads}",

@@ -19,7 +19,7 @@ from vitft.config.sections import TrainSpec
 from vitft.system.device import to_device
 
 _STREAM = 0x5417F7  # separates the random stream of shifts from others of the seed and epoch
-OPERATIONS, MAGNITUDE = 2, 9
+_OPERATIONS, _MAGNITUDE = 2, 9
 """RandAugment operations per image, and their strength (of 30): Cubuk 2020, arXiv:1909.13719."""
 
 
@@ -30,10 +30,10 @@ def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
 
     space: Any = RandAugment()._augmentation_space(31, (image.height, image.width))
     names = sorted(space)
-    for _ in range(OPERATIONS):
+    for _ in range(_OPERATIONS):
         name = names[rng.randrange(len(names))]
         values, signed = space[name]
-        strength = float(values[MAGNITUDE]) if values.ndim else 0.0
+        strength = float(values[_MAGNITUDE]) if values.ndim else 0.0
         if signed and rng.random() < 0.5:
             strength = -strength
         grey, bilinear = [128, 128, 128], InterpolationMode.BILINEAR

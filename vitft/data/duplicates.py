@@ -19,7 +19,7 @@ from PIL import Image
 
 # perceptual fingerprint of an image, for finding near-duplicates and faulty photos ----------------
 
-BRIGHTNESS_SIDE, COLOUR_SIDE = 32, 8
+_BRIGHTNESS_SIDE, _COLOUR_SIDE = 32, 8
 """Sides, in cells, of the brightness plane and of the two colour planes (Cb and Cr)."""
 _SHRUNK_SIDE = 256  # longer side in pixels to which larger images are shrunk
 _TILES = 4  # per side; only the sharpest counts, because a blurred background is not a fault
@@ -31,8 +31,8 @@ _BLURRY = 0.12
 """Sharpness below which an image counts as blurry. Of 667 real photos, none but the blank ones were
 below 0.197. After a Gaussian blur of 4 pixels (out of 256), 99% were below the threshold."""
 
-BRIGHTNESS, COLOUR = BRIGHTNESS_SIDE * BRIGHTNESS_SIDE, 2 * COLOUR_SIDE * COLOUR_SIDE
-FINGERPRINT_BYTES = BRIGHTNESS + COLOUR + 4
+_BRIGHTNESS, _COLOUR = _BRIGHTNESS_SIDE * _BRIGHTNESS_SIDE, 2 * _COLOUR_SIDE * _COLOUR_SIDE
+FINGERPRINT_BYTES = _BRIGHTNESS + _COLOUR + 4
 
 _ByteRows = np.ndarray[Any, np.dtype[np.uint8]]
 _Planes = np.ndarray[Any, np.dtype[np.float32]]
@@ -50,8 +50,8 @@ def fingerprint_of(image: Image.Image) -> _ByteRows:
 
 
 def _plane_cells(bright: Image.Image, *colours: Image.Image) -> list[_ByteRows]:
-    """Return the cell means of the planes Y, Cb and Cr: (BRIGHTNESS,), (COLOUR / 2,) twice."""
-    planes = ((bright, BRIGHTNESS_SIDE), *((colour, COLOUR_SIDE) for colour in colours))
+    """Return the cell means of the planes Y, Cb and Cr: (_BRIGHTNESS,), (_COLOUR / 2,) twice."""
+    planes = ((bright, _BRIGHTNESS_SIDE), *((colour, _COLOUR_SIDE) for colour in colours))
     return [
         np.asarray(plane.resize((side, side), Image.Resampling.BOX)).ravel()
         for plane, side in planes
@@ -61,8 +61,8 @@ def _plane_cells(bright: Image.Image, *colours: Image.Image) -> list[_ByteRows]:
 def turned(fingerprint: _ByteRows) -> list[_ByteRows]:
     """Return the fingerprints of an image, rotated four times, then of its mirror image."""
     planes = [
-        fingerprint[:BRIGHTNESS].reshape(1, BRIGHTNESS_SIDE, BRIGHTNESS_SIDE),
-        fingerprint[BRIGHTNESS:-4].reshape(2, COLOUR_SIDE, COLOUR_SIDE),
+        fingerprint[:_BRIGHTNESS].reshape(1, _BRIGHTNESS_SIDE, _BRIGHTNESS_SIDE),
+        fingerprint[_BRIGHTNESS:-4].reshape(2, _COLOUR_SIDE, _COLOUR_SIDE),
     ]
     return [
         np.concatenate(
@@ -89,18 +89,18 @@ def _sharpness(grey: _Planes) -> float:
 
 def _brightness(fingerprints: _ByteRows) -> _Planes:
     """Return the brightness planes (n, 32, 32) of fingerprints (n, FINGERPRINT_BYTES)."""
-    cells = fingerprints[:, :BRIGHTNESS].astype(np.float32)
-    return cells.reshape(-1, BRIGHTNESS_SIDE, BRIGHTNESS_SIDE)
+    cells = fingerprints[:, :_BRIGHTNESS].astype(np.float32)
+    return cells.reshape(-1, _BRIGHTNESS_SIDE, _BRIGHTNESS_SIDE)
 
 
 def _colour(fingerprints: _ByteRows) -> _Planes:
-    """Return the colour planes of fingerprints (n, FINGERPRINT_BYTES) as rows (n, COLOUR)."""
-    return fingerprints[:, BRIGHTNESS : BRIGHTNESS + COLOUR].astype(np.float32)
+    """Return the colour planes of fingerprints (n, FINGERPRINT_BYTES) as rows (n, _COLOUR)."""
+    return fingerprints[:, _BRIGHTNESS : _BRIGHTNESS + _COLOUR].astype(np.float32)
 
 
 def is_blank(fingerprints: _ByteRows) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return, for each fingerprint (n, FINGERPRINT_BYTES), whether its image is blank: (n,)."""
-    bright = _brightness(fingerprints).reshape(len(fingerprints), BRIGHTNESS)
+    bright = _brightness(fingerprints).reshape(len(fingerprints), _BRIGHTNESS)
     planes = (bright, *np.split(_colour(fingerprints), 2, axis=1))
     return np.max([plane.std(axis=1) for plane in planes], axis=0) < _BLANK
 
@@ -108,7 +108,7 @@ def is_blank(fingerprints: _ByteRows) -> np.ndarray[Any, np.dtype[np.bool_]]:
 def is_blank_view(view: _ByteRows) -> bool:
     """Return whether a preprocessed RGB image (H, W, 3) is blank, as in `is_blank`."""
     sample = view[::8, ::8].mean(axis=2)  # a cell averages out noise of up to this many levels
-    if sample.std() > 2 * _BLANK * max(1.0, max(view.shape) / BRIGHTNESS_SIDE):
+    if sample.std() > 2 * _BLANK * max(1.0, max(view.shape) / _BRIGHTNESS_SIDE):
         return False
     cells = _plane_cells(*Image.fromarray(view).convert("YCbCr").split())
     return max(float(plane.std()) for plane in cells) < _BLANK
@@ -142,7 +142,7 @@ _HASH_TILE = 1024  # number of hashes in a tile. The hashes of two tiles are com
 MAX_ALL_PAIRS = 50_000
 """Maximum number of images for which all pairs of hashes are compared. For more images, only pairs
 that a table finds are compared (see `similar_codes`), so the time grows linearly."""
-TABLES, TABLE_BITS, WINDOW = 48, 12, 32
+TABLES, _TABLE_BITS, _WINDOW = 48, 12, 32
 """Number of tables; maximum number of bits in which the pairs found may differ; number of following
 entries with which each entry is compared. A pair that differs in 6 bits is found with a probability
 of 99.9%, in 8 bits with 97% or more and in 10 bits with 81% or more, unless many are similar."""
@@ -218,8 +218,8 @@ def _hashes(fingerprints: _Vectors) -> _Vectors:
     Each bit indicates whether the cosine coefficient of one low frequency is above the median.
     Source: Zauner 2010, "Implementation and benchmarking of perceptual image hash functions".
     """
-    cell = np.arange(BRIGHTNESS_SIDE) + 0.5
-    waves = np.cos(np.pi / BRIGHTNESS_SIDE * np.arange(_HASH_SIDE)[:, None] * cell)  # (8, SIDE)
+    cell = np.arange(_BRIGHTNESS_SIDE) + 0.5
+    waves = np.cos(np.pi / _BRIGHTNESS_SIDE * np.arange(_HASH_SIDE)[:, None] * cell)  # (8, SIDE)
     found = np.empty(len(fingerprints), np.uint64)
     for begin in range(0, len(fingerprints), _PAIR_BATCH):
         part = _brightness(fingerprints[begin : begin + _PAIR_BATCH])
@@ -244,7 +244,7 @@ def candidates(codes: _Vectors) -> Iterator[tuple[_Vectors, _Vectors]]:
 
 
 def similar_codes(codes: _Vectors) -> Iterator[tuple[_Vectors, _Vectors]]:
-    """Yield most index pairs (i < j) of hashes (n,) that differ in at most `TABLE_BITS` bits.
+    """Yield most index pairs (i < j) of hashes (n,) that differ in at most `_TABLE_BITS` bits.
 
     In each table, the bits are put in a different random order, and the hashes are sorted. Each is
     compared with the following ones as long as the first bits, about log2(n), are equal.
@@ -263,10 +263,10 @@ def similar_codes(codes: _Vectors) -> Iterator[tuple[_Vectors, _Vectors]]:
         keys = packed.view(">u8")[:, 0].astype(np.uint64)
         places = np.argsort(keys, kind="stable")
         keys = keys[places]
-        for step in range(1, min(WINDOW, count - 1) + 1):
+        for step in range(1, min(_WINDOW, count - 1) + 1):
             different = keys[step:] ^ keys[:-step]
             near = np.flatnonzero(
-                (different >> shift == 0) & (np.bitwise_count(different) <= TABLE_BITS)
+                (different >> shift == 0) & (np.bitwise_count(different) <= _TABLE_BITS)
             )
             one, other = places[near], places[near + step]
             pairs.append(np.minimum(one, other) * count + np.maximum(one, other))
@@ -278,7 +278,7 @@ def similar_codes(codes: _Vectors) -> Iterator[tuple[_Vectors, _Vectors]]:
 
 def _standard(fingerprints: _Vectors) -> _Vectors:
     """Return the brightness planes at half size as rows with mean 0 and norm 1: (n, cells)."""
-    half = BRIGHTNESS_SIDE // 2
+    half = _BRIGHTNESS_SIDE // 2
     found = np.empty((len(fingerprints), half * half), np.float32)
     for begin in range(0, len(fingerprints), _PAIR_BATCH):
         part = _brightness(fingerprints[begin : begin + _PAIR_BATCH])

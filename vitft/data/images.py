@@ -175,7 +175,7 @@ def _value_facts(image: Image.Image, lower: Image.Image | None = None) -> _Value
 
 _OTHER_BYTE = {"L": "B", "B": "L", "N": "B" if sys.byteorder == "little" else "L"}
 """Byte order whose upper byte is the lower byte of the given one; N is that of the machine."""
-PHOTOMETRIC, SAMPLES_PER_PIXEL, PLANAR, EXTRA_SAMPLES = 0x0106, 0x0115, 0x011C, 0x0152
+_PHOTOMETRIC, _SAMPLES_PER_PIXEL, _PLANAR, _EXTRA_SAMPLES = 0x0106, 0x0115, 0x011C, 0x0152
 
 
 def _change_raw_mode(
@@ -194,16 +194,16 @@ def _correct_raw_mode(image: ImageFile.ImageFile) -> bool:
     raw, lost = _change_raw_mode(image), ""
     if isinstance(image, _TIFF) and raw:
         tags, mode = image.tag_v2, image.mode
-        is_separate, bits = tags.get(PLANAR) == 2, {*tags.get(_BITS_PER_SAMPLE, (1,))}
+        is_separate, bits = tags.get(_PLANAR) == 2, {*tags.get(_BITS_PER_SAMPLE, (1,))}
         if image.tile[0].codec_name == "libtiff":
             # libtiff has already put the bytes of signed and float values in order
             _change_raw_mode(image, lambda raw: re.sub(r"^([IF];\d+)B?([SF])$", r"\1N\2", raw))
-            is_wrong = mode == "LA" or (mode == "RGBA" and len(tags.get(EXTRA_SAMPLES, ())) != 1)
+            is_wrong = mode == "LA" or (mode == "RGBA" and len(tags.get(_EXTRA_SAMPLES, ())) != 1)
             lost = raw * is_separate
-        elif is_wrong := is_separate and (bits != {8} or tags.get(PHOTOMETRIC) == 0):
+        elif is_wrong := is_separate and (bits != {8} or tags.get(_PHOTOMETRIC) == 0):
             is_wrong = bits != {16} or mode not in ("RGB", "RGBA")
             order = "L" if tags.prefix == b"II" else "B"
-            image.tile = image.tile[: len(mode) * len(image.tile) // tags[SAMPLES_PER_PIXEL]]
+            image.tile = image.tile[: len(mode) * len(image.tile) // tags[_SAMPLES_PER_PIXEL]]
             raw = _change_raw_mode(image, lambda raw: f"{raw};16{order}")
         if is_separate and is_wrong:
             raise ValueError("unsupported separate planes")
@@ -408,10 +408,10 @@ def _decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[
     if _orientation_of(image) is None:
         odd.append("damaged EXIF ignored")
     if isinstance(image, _TIFF):
-        bands, used = image.tag_v2.get(SAMPLES_PER_PIXEL, 1), len(image.getbands())
+        bands, used = image.tag_v2.get(_SAMPLES_PER_PIXEL, 1), len(image.getbands())
         if bands > used:
             odd.append(f"{bands} bands, {used} used")
-        elif image.mode == "RGBA" and EXTRA_SAMPLES not in image.tag_v2:
+        elif image.mode == "RGBA" and _EXTRA_SAMPLES not in image.tag_v2:
             odd.append("4 bands, the last one used as transparency")
     return odd
 
@@ -604,13 +604,12 @@ def decode_images(
     workers: int = 2,
     max_pixels: int = MAX_PIXELS,
     grey_range: GreyRange = (),
-    ahead: int | None = None,
     digests: Sequence[str] = (),
 ) -> Generator[Pixels | ImageError, None, None]:
     """Open each image as upright RGB, and yield the result of `view(index, image)` or the error.
 
     `paths` may be infinite. `digests` are the SHA-256 of the files, if a change is an error. See
-    `in_order` for `workers` and `ahead`.
+    `in_order` for `workers`.
     """
 
     def one(numbered: tuple[int, str | os.PathLike[str]]) -> Pixels | ImageError:
@@ -622,7 +621,7 @@ def decode_images(
         except ImageError as error:  # the new one has no traceback, which would keep the bytes
             return ImageError(os.fspath(path), error.reason)
 
-    return in_order(one, enumerate(paths), workers=workers, ahead=ahead)
+    return in_order(one, enumerate(paths), workers=workers)
 
 
 def _awaited(item: object) -> str:

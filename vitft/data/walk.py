@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vitft.data.signatures import FORMAT_BY_SUFFIX
-from vitft.metrics.results import UnusedFiles
 from vitft.system.errors import DataError
 from vitft.system.files import CHECKSUM_SUFFIXES
 from vitft.system.text import count, describe_os_error, listing
@@ -65,13 +65,11 @@ def is_surely_no_image(name: str) -> bool:
     return _KINDS.get(suffix_of(name).lower(), _OTHER) not in (_RAW, _FOREIGN, _OTHER)
 
 
-def unused_files(counts: Mapping[str, int]) -> list[UnusedFiles]:
+def unused_files(counts: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return one entry per suffix, most frequent first, given the number of files of each."""
-    entries: list[UnusedFiles] = []
-    for suffix, files in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        reason, fix = _KINDS.get(suffix.lower(), _OTHER)
-        entries.append({"suffix": suffix, "files": files, "reason": reason, "fix": fix})
-    return entries
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    kinds = [(suffix, files, *_KINDS.get(suffix.lower(), _OTHER)) for suffix, files in ordered]
+    return [dict(zip(("suffix", "files", "reason", "fix"), one, strict=True)) for one in kinds]
 
 
 def unused_notes(counts: Mapping[str, int]) -> list[str]:

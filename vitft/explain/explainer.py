@@ -279,10 +279,7 @@ class Explainer:
         return result
 
     def _write(self, name: str, content: bytes) -> Path:
-        with writing(self.out):
-            self.out.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.out / name, content)
-        return self.out / name
+        return write_into(self.out, name, content)
 
     def finish(self) -> Path | None:
         """Write the overview page and return its path, or None for fewer than two images."""
@@ -308,6 +305,14 @@ def head_maps(config: ViTConfig, maps: NDArray[np.float32]) -> NDArray[np.float3
     patches = maps[:, :, rows].mean(axis=2)[..., config.num_prefix :]  # (L, H, P)
     flat = patches.reshape(-1, *config.grid)
     return scale_maps(flat).reshape(*patches.shape[:2], *config.grid)
+
+
+def write_into(folder: Path, name: str, content: bytes) -> Path:
+    """Write a file to a folder, which is created if necessary, and return its path."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / name, content)
+    return folder / name
 
 
 def safe_stem(path: str) -> str:

@@ -19,13 +19,12 @@ from torch.nn import functional as F
 
 from vitft.data.images import Pixels, decode_images, stack_batches
 from vitft.explain.attribution import trace_attention
-from vitft.explain.explainer import ExplainedImage, ExplainedModel, safe_stem
+from vitft.explain.explainer import ExplainedImage, ExplainedModel, safe_stem, write_into
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.report.plots import PatchTokens, distance_png, filters_png, patches_png, positions_png
 from vitft.system.errors import ImageError
-from vitft.system.files import write_atomically, writing
 
 _MAX_DISTANCE_IMAGES = 128
 """Maximum number of images for averaging the attention distance, as in the paper."""
@@ -57,10 +56,8 @@ def write_model_figures(
         config, title = vit.config, f"{model.name}: attention distance"
         uniform = float(_patch_distances(config.grid, config.patch_size).mean())
         figures["distance.png"] = distance_png(distance, count, uniform, title)
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
     for name, content in figures.items():
-        write_atomically(out / name, content)
+        write_into(out, name, content)
     return [*figures], [error for _, _, failed in stacks for _, error in failed]
 
 
@@ -179,9 +176,6 @@ def write_patch_figures(
         if isinstance(view, ImageError):
             yield replace(done, error=view.reason)
             continue
-        file = out / f"{number:03}-{safe_stem(path)}-patches.png"
         content = patch_figure(model.net, model.inputs, view, title=Path(path).name)
-        with writing(out):
-            out.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, content)
-        yield replace(done, file=file)
+        name = f"{number:03}-{safe_stem(path)}-patches.png"
+        yield replace(done, file=write_into(out, name, content))

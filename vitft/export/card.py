@@ -75,14 +75,14 @@ def _limits_of(trained: TrainedRun, names: Sequence[str]) -> dict[str, Any]:
 
 # pictures of a hub page: the confusion matrix, and example images if their licence allows it ------
 
-CONFUSION_FILE, EXAMPLES_FILE = "confusion.png", "examples.jpg"
+_CONFUSION_FILE, _EXAMPLES_FILE = "confusion.png", "examples.jpg"
 _MOST_LABELLED = 40  # maximum number of classes for which the matrix shows names and numbers
 _MOST_DRAWN = 1000  # maximum number of classes for which a matrix is drawn
 _MOST_LETTERS = 18  # maximum length of a class name, of which the picture shows the first letters
-CELL, NAME_WIDTH, FONT_PX = 44, 150, 14
+_CELL, _NAME_WIDTH, FONT_PX = 44, 150, 14
 """Side of a numbered cell, width of the class names and font size, in pixels."""
-RIGHT, WRONG, INK, PAPER = (11, 110, 79), (190, 60, 30), (30, 30, 30), (255, 255, 255)
-MOST_EXAMPLES, EXAMPLE_SIDE, EXAMPLE_COLUMNS = 24, 160, 6
+RIGHT, WRONG, _INK, _PAPER = (11, 110, 79), (190, 60, 30), (30, 30, 30), (255, 255, 255)
+_MOST_EXAMPLES, _EXAMPLE_SIDE, _EXAMPLE_COLUMNS = 24, 160, 6
 """Maximum number of example images, their side in pixels, and the number per row."""
 
 
@@ -92,9 +92,9 @@ def _confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
     if size > _MOST_DRAWN or "labels" in results:
         return None
     is_named = size <= _MOST_LABELLED
-    cell = CELL if is_named else max(2, 800 // size)
-    margin = NAME_WIDTH if is_named else 0
-    picture = Image.new("RGB", (margin + cell * size + 1, margin + cell * size + 1), PAPER)
+    cell = _CELL if is_named else max(2, 800 // size)
+    margin = _NAME_WIDTH if is_named else 0
+    picture = Image.new("RGB", (margin + cell * size + 1, margin + cell * size + 1), _PAPER)
     canvas, font = ImageDraw.Draw(picture), ImageFont.load_default(FONT_PX)
     for i, row in enumerate(matrix):
         for j, number in enumerate(row):
@@ -106,17 +106,17 @@ def _confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
             canvas.rectangle((left, top, left + cell, top + cell), fill=shade, outline=line)
             if is_named and number:
                 place = left + cell / 2, top + cell / 2
-                ink = PAPER if fraction > 0.3 else INK
+                ink = _PAPER if fraction > 0.3 else _INK
                 canvas.text(place, str(number), ink, font, anchor="mm")
     # The names are beside the rows and, rotated to read upwards, above the columns.
     for i, name in enumerate(classes if is_named else ()):
         text = name[:_MOST_LETTERS] if name.isascii() and name.isprintable() else f"class {i}"
-        label = Image.new("RGB", (NAME_WIDTH - 8, CELL), PAPER)
+        label = Image.new("RGB", (_NAME_WIDTH - 8, _CELL), _PAPER)
         above = label.copy()
-        ImageDraw.Draw(label).text((label.width, CELL / 2), text, INK, font, anchor="rm")
-        picture.paste(label, (0, NAME_WIDTH + i * CELL))
-        ImageDraw.Draw(above).text((0, CELL / 2), text, INK, font, anchor="lm")
-        picture.paste(above.transpose(Image.Transpose.ROTATE_90), (NAME_WIDTH + i * CELL, 0))
+        ImageDraw.Draw(label).text((label.width, _CELL / 2), text, _INK, font, anchor="rm")
+        picture.paste(label, (0, _NAME_WIDTH + i * _CELL))
+        ImageDraw.Draw(above).text((0, _CELL / 2), text, _INK, font, anchor="lm")
+        picture.paste(above.transpose(Image.Transpose.ROTATE_90), (_NAME_WIDTH + i * _CELL, 0))
     buffer = io.BytesIO()
     picture.save(buffer, "png", optimize=True)
     return buffer.getvalue()
@@ -125,20 +125,20 @@ def _confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
 def _write_examples(trained: TrainedRun, path: Path) -> list[str]:
     """Write a JPEG grid of one validation image per class, if any; return their names in order."""
     found: dict[int, Image.Image] = {}
-    classes, side = trained.card.classes, (EXAMPLE_SIDE, EXAMPLE_SIDE)
+    classes, side = trained.card.classes, (_EXAMPLE_SIDE, _EXAMPLE_SIDE)
     samples = () if trained.card.thresholds else trained.unchanged_images(20 * len(classes))
     for sample in samples:
         if (label := int(sample.label)) not in found:
             found[label] = ImageOps.fit(sample.image, side, Image.Resampling.LANCZOS)
-        if len(found) == min(MOST_EXAMPLES, len(classes)):
+        if len(found) == min(_MOST_EXAMPLES, len(classes)):
             break
     if not found:
         return []
-    columns = min(EXAMPLE_COLUMNS, len(found))
+    columns = min(_EXAMPLE_COLUMNS, len(found))
     rows = -(-len(found) // columns)
-    sheet = Image.new("RGB", (columns * EXAMPLE_SIDE, rows * EXAMPLE_SIDE), PAPER)
+    sheet = Image.new("RGB", (columns * _EXAMPLE_SIDE, rows * _EXAMPLE_SIDE), _PAPER)
     for i, label in enumerate(sorted(found)):
-        place = i % columns * EXAMPLE_SIDE, i // columns * EXAMPLE_SIDE
+        place = i % columns * _EXAMPLE_SIDE, i // columns * _EXAMPLE_SIDE
         sheet.paste(found[label], place)
     buffer = io.BytesIO()
     sheet.save(buffer, "jpeg", quality=90)
@@ -198,8 +198,8 @@ def write_readme(
     kind, kinds = ("label", "labels") if several else ("class", "classes")
     confusion = _confusion_png(classes, found) if plan.repo and found and by_class else None
     if confusion is not None:
-        write_atomically(folder / CONFUSION_FILE, confusion)
-    examples = _write_examples(trained, folder / EXAMPLES_FILE) if plan.image_licence else []
+        write_atomically(folder / _CONFUSION_FILE, confusion)
+    examples = _write_examples(trained, folder / _EXAMPLES_FILE) if plan.image_licence else []
     metadata, credit = _header_of(trained, row, data, plan), (plan.image_licence, plan.image_credit)
     text = filled(
         "readme.j2",
@@ -226,9 +226,9 @@ def write_readme(
             for name, *cells in trained.class_figures()[:_MAX_CLASSES_LISTED]
         ],
         hidden=len(classes) - _MAX_CLASSES_LISTED,
-        confusion_file=CONFUSION_FILE if confusion is not None else "",
+        confusion_file=_CONFUSION_FILE if confusion is not None else "",
         most_labelled=_MOST_LABELLED,
-        examples_file=EXAMPLES_FILE if examples else "",
+        examples_file=_EXAMPLES_FILE if examples else "",
         example_names=", ".join(map(markdown_text, examples)),
         image_credit=", ".join(map(markdown_text, filter(None, credit))),
     )

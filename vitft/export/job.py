@@ -124,7 +124,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
             if not names:
                 continue
             which = f"{_format_options(names)} " if len(names) < len(formats) else ""
-            original = open_module(source.model, source.card, by="vitft")
+            original = open_module(source.model, source.card)
             exports = dict(pair for name in names for pair in opened[name].items())
             images = source.comparison_images(plan.images)
             total = source.num_comparison_images(plan.images)

@@ -62,7 +62,7 @@ class TrialResults(_TrialScores):
     final_seconds: Loss  # expected duration of training on all training images
 
 
-class SkippedTrial(TypedDict):
+class _SkippedTrial(TypedDict):
     """Layers that were skipped because the time budget was too short to try them."""
 
     layers: str
@@ -100,7 +100,7 @@ class BudgetResults(TypedDict):
     seconds: Loss  # the budget
     used: Loss  # time from the start of the run to the end of the last trial
     trials: list[TrialResults]
-    skipped: list[SkippedTrial]
+    skipped: list[_SkippedTrial]
     chosen: str | None  # layers trained after the head, or `head`; None before the choice
     epochs: Natural  # number of epochs of the chosen layers; 0 if only the head was trained
     interpolation: NotRequired[Share]  # fraction of the trained weights that is saved, 1 if absent
@@ -333,14 +333,11 @@ class EvaluationResults(Metrics):
     data: dict[str, Any]
 
 
-class _LabelledFile(TypedDict):
-    path: str
-    label: str
-
-
-class CopyMember(_LabelledFile):
+class CopyMember(TypedDict):
     """One image in a group of duplicates."""
 
+    path: str
+    label: str
     split: str  # `train`, `val`, `test`, or empty if there is no split
 
 
@@ -354,29 +351,14 @@ class CopyGroup(TypedDict):
     probabilities: NotRequired[dict[str, Share]]  # of the labels and of the most probable class
 
 
-class Mislabel(_LabelledFile):
+class Mislabel(TypedDict):
     """An image whose label is probably wrong."""
 
+    path: str
+    label: str
     suggested: str  # the most probable class
     given_probability: Share  # probability of `label`
     suggested_probability: Share
-
-
-class Imbalance(TypedDict):
-    """Largest and smallest class with their numbers of images; None if there are no classes."""
-
-    largest: tuple[str, Natural] | None
-    smallest: tuple[str, Natural] | None
-    ratio: Loss | None
-
-
-class UnusedFiles(TypedDict):
-    """Number of unused files with the same suffix, the reason why they are unused, and a fix."""
-
-    suffix: str  # in lower case, e.g. `.txt`
-    files: Natural
-    reason: str
-    fix: str
 
 
 class OodResults(TypedDict):
@@ -405,14 +387,14 @@ class AuditResults(TypedDict):
     """Contents of audit.json: possible problems in a labelled folder."""
 
     images: Natural  # number of readable images
-    unused: list[UnusedFiles]  # neither images nor hidden, most frequent suffix first
+    unused: list[dict[str, Any]]  # neither images nor hidden, most frequent suffix first
     notes: list[str]  # other notes on the folder, e.g. on images in subfolders
     own_split: NotRequired[bool]  # absent if the data has none, and from `vitft check`
     bad: list[FileRemark]
     odd: list[FileRemark]
     duplicates: list[CopyGroup]
     mislabels: list[Mislabel]
-    imbalance: Imbalance
+    imbalance: dict[str, Any]  # the largest and the smallest class, if there are any
     view: NotRequired[ViewFacts]  # absent if there are no images
     out_of_distribution: NotRequired[OodResults]  # absent from `vitft check`
 

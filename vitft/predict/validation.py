@@ -58,7 +58,7 @@ def thumb_name(sha256: str, *, attention: bool = False) -> str:
     return f"{sha256[:16]}{'-attention' if attention else ''}.jpg"
 
 
-class HeldOutAnswers(NamedTuple):
+class _HeldOutAnswers(NamedTuple):
     """What a model of one class per image predicted for n held-out images."""
 
     labels: Ints  # true classes (n,)
@@ -196,7 +196,7 @@ class HeldOut:
         distinct = distinct_rows([row for row in self.split.rows if row.split != "test"])
         return [row for row in distinct if row.sha256 in scored]
 
-    def answers(self) -> HeldOutAnswers:
+    def answers(self) -> _HeldOutAnswers:
         """Return the answers for the distinct validation images, and then for training images.
 
         These follow if calibration used their cross-validated predictions, because then they are
@@ -209,7 +209,7 @@ class HeldOut:
         predicted = [one.predicted for one in validation]
         predicted += [self.cross_validated[row.sha256] for row in training]
         index = {name: number for number, name in enumerate(self.split.classes)}
-        return HeldOutAnswers(
+        return _HeldOutAnswers(
             labels=np.array([row.label for row in rows]),
             predicted=np.array([index[name] for name in predicted]),
             probability=np.array([*(one.probability for one in validation), *self.probability]),

@@ -59,10 +59,10 @@ def _damage_reported(path: Path) -> Iterator[None]:
         raise damaged_file(path, reason) from error
 
 
-def read_run_bytes(path: Path, *, limit: int = _MAX_TEXT_BYTES) -> bytes | None:
+def read_run_bytes(path: Path) -> bytes | None:
     """Return the content of a file of a run, or None if it does not exist."""
     with _damage_reported(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return read_regular(path, limit=limit)
+        return read_regular(path, limit=_MAX_TEXT_BYTES)
     return None
 
 

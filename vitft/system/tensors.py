@@ -22,7 +22,7 @@ from vitft.system.structure import parse_json, structured
 
 _MAX_EXPANSION = 20
 """Ratio of unpacked to packed size above which a large archive is rejected."""
-SMALL_BYTES, LARGEST_BYTES = 2**26, 16 * 2**30
+_SMALL_BYTES, _LARGEST_BYTES = 2**26, 16 * 2**30
 """Unpacked size in bytes up to which any ratio is accepted, and maximum unpacked size in bytes."""
 
 AnyArray = np.ndarray[Any, np.dtype[Any]]
@@ -55,7 +55,7 @@ def read_npz(path: Path) -> dict[str, AnyArray]:
 
 def check_expansion(unpacked: int, packed: int) -> None:
     """Reject an implausible unpacked size of a file of `packed` bytes, with a ValueError."""
-    if unpacked > min(LARGEST_BYTES, max(SMALL_BYTES, _MAX_EXPANSION * packed)):
+    if unpacked > min(_LARGEST_BYTES, max(_SMALL_BYTES, _MAX_EXPANSION * packed)):
         raise ValueError(f"its {packed:,} bytes would unpack to {unpacked:,}")
 
 

@@ -106,10 +106,10 @@ def timed_step(label: str) -> Iterator[None]:
     log.info(f"{label}: done in {time.monotonic() - started:.1f} s")
 
 
-def open_module(model: torch.nn.Module, card: Card, *, by: str) -> OpenedModel:
+def open_module(model: torch.nn.Module, card: Card) -> OpenedModel:
     """Return an opened model that applies vitft's preprocessing and then runs a module."""
     return OpenedModel(
-        by=by,
+        by="vitft",
         classes=card.classes,
         thresholds=card.thresholds,
         prepare=lambda image: normalised_input(card.transform, image),

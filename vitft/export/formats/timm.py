@@ -138,7 +138,7 @@ class SafetensorsFormat(ExportFormat):
 
     def open(self, folder: Path) -> OpenedModel:
         state, card = load_checkpoint(folder / MODEL)
-        return open_module(build_model(state, card.architecture), card, by="vitft")
+        return open_module(build_model(state, card.architecture), card)
 
 
 class TimmFormat(SafetensorsFormat):

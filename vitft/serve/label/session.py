@@ -43,6 +43,7 @@ TYPICAL_START, _TYPICAL_EVERY = 10, 4
 _STAND_IN_WEIGHT = 5.0  # total weight of the pictures that represent a class, in answers
 _MANY = 40  # maximum number of pictures to confirm at once
 _MAX_CLASSES, _MAX_NAME = 1000, 80
+_AHEAD = 3  # number of questions that a page shows, or loads in advance
 
 
 class Session:
@@ -197,23 +198,23 @@ class Session:
             raise UsageError(problem, fix="use an existing class")
         return name
 
-    def questions(self, mode: Mode, most: int = 3) -> list[_Question]:
+    def questions(self, mode: Mode) -> list[_Question]:
         """Return the next questions; later ones may change once the first is answered."""
         audit = [i for i in self.audit_sample if i not in self.kind_of]
         if mode == "audit":
-            return [(i, "random") for i in audit[:most]]
+            return [(i, "random") for i in audit[:_AHEAD]]
         kinds = [*self.kind_of.values()]
         picked = kinds.count(PICKED)
         due = kinds.count(AUDIT) < (picked - _AUDIT_START) // _AUDIT_EVERY
-        chosen = self.chosen_questions(most)
+        chosen = self.chosen_questions()
         if audit and (due or not chosen):
-            return [(audit[0], "random"), *chosen][:most]
+            return [(audit[0], "random"), *chosen][:_AHEAD]
         return chosen
 
-    def chosen_questions(self, most: int) -> list[_Question]:
+    def chosen_questions(self) -> list[_Question]:
         """Return the most informative pictures outside the audit sample, best first."""
         again = [i for i in dict.fromkeys(self.ask_first) if i not in self.kind_of]
-        found: list[_Question] = [(i, "again") for i in again[:most]]
+        found: list[_Question] = [(i, "again") for i in again[:_AHEAD]]
         done = {*again, *self.kind_of}
         typical = [i for i in self.typical if i not in done]
         others = [i for i in self.random_rest if i not in done]
@@ -226,9 +227,9 @@ class Session:
                 candidates=torch.tensor(others),
                 answered=self.trained,
                 others=self.unlabelled(),
-                most=most,
+                most=_AHEAD,
             )
-        while len(found) < most and (typical or others):
+        while len(found) < _AHEAD and (typical or others):
             is_due = picked < TYPICAL_START or picked % _TYPICAL_EVERY == 0 or not is_unsure
             if typical and (is_due or not others):
                 found.append((typical[0], "typical"))
