@@ -390,8 +390,7 @@ class TrainSpec:
     augment: Literal["none", "crop", "rand", "shift"] = setting(
         "none", aliases="augmentation transforms auto_augment aa"
     )
-    """[Augmentation](augmentation.md). `crop`: a new random crop and flip in each epoch. `rand`:
-    the same with RandAugment. `shift`: a shift by a few pixels and a flip, for small images."""
+    """[Augmentation](augmentation.md)."""
     padding: int = setting(0, ge=0, le=512)
     """Maximum shift in pixels for `augment=shift`. 0 means an eighth of the image's side."""
     flip: float = setting(0.5, ge=0, le=1)
