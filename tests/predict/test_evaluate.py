@@ -43,7 +43,7 @@ def test_of_many_classes_those_of_lowest_recall_are_listed() -> None:
 
     headings, rows = class_table(found, details=False)
 
-    assert headings[-1] == "mostly mistaken for"
+    assert headings[-1] == "mostly predicted as"
     assert len(rows) == 30
     assert not {f"class{i}" for i in range(5, 15)} & {row[0] for row in rows}
     assert all(row[-1] for row in rows if row[2] == "0.0%")

@@ -153,7 +153,7 @@ def _draw_images(
             files = ", ".join(file.name for file in (done.file, done.heads) if file)
             rows.append((done.path, answer, *[done.shown] * by_class, files))
     sheet = job.finish()
-    output.table(("path", "prediction", *["explained class"] * by_class, "picture"), rows)
+    output.table(("path", "prediction", *["explained class"] * by_class, "file"), rows)
     if sheet and len(images) - failed > len(job.tiles):
         output.note(f"{sheet.name} shows only the first {len(job.tiles)} images")
     where = f"{out}/{f', overview: {sheet.name}' if sheet else ''}"

@@ -41,6 +41,29 @@ explain --method attention: attention
 `config.sections`."""
 
 
+class _Once(argparse.Action):
+    """Stores a value. A second, different one is an error instead of replacing the first."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Any,  # noqa: ANN401
+        option_string: str | None = None,
+    ) -> None:
+        """Store the value of an option or argument."""
+        before = getattr(namespace, self.dest, self.default)
+        if option_string and before not in (self.default, values):
+            both = [
+                " ".join(map(str, one)) if isinstance(one, list) else str(one)
+                for one in (before, values)
+            ]
+            raise UsageError(
+                f"{option_string} is given twice: {listing(both)}", fix="use only one of them"
+            )
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
     """ArgumentParser that raises a UsageError instead of exiting."""
 
@@ -51,6 +74,8 @@ class Parser(argparse.ArgumentParser):
             add_help=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        self.register("action", "store", _Once)
+        self.register("action", None, _Once)
         self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
         self.commands: dict[str, Parser] = {}
         self.settable: Collection[str] = ()
@@ -143,8 +168,13 @@ class Parser(argparse.ArgumentParser):
             any_of = f"one of {', '.join(self.commands)}" if self.commands else listing(needed)
             fix = f"add {any_of}, or {fix}"
         elif number := re.search(r"argument (\S+): invalid (int|float) value: '(.*)'", message):
-            if meant := _number_meant(number[2], number[3]):
-                fix = f"use {number[1]} {meant}"
+            message = f"invalid {number[1]} {number[3]}"
+            meant = _number_meant(number[2], number[3])
+            fix = (
+                f"use {number[1]} {meant}"
+                if meant
+                else f"use a {'whole ' * (number[2] == 'int')}number"
+            )
         elif "not allowed with" in message:
             fix = "use only one of them"
         elif corrected := self.corrected(message):
@@ -152,6 +182,10 @@ class Parser(argparse.ArgumentParser):
         elif wrong := re.search(
             r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message
         ):
+            message = re.sub(r"argument (\S+): invalid choice: '(.*)'", r"invalid \1 \2", message)
+            message = re.sub(
+                r"^invalid (COMMAND|ACTION)", lambda it: f"unknown {it[1].lower()}", message
+            )
             if near := self.nearest(wrong[1], choices):
                 fix = f"use {near}"
             elif 0 < len(choices) <= _FEW_CHOICES:
@@ -169,7 +203,8 @@ class Parser(argparse.ArgumentParser):
             text, option = "the model is given", "--run"
         elif "--out" in known and known["--out"].metavar == "DIR":
             value = str(Path(unknown).with_suffix(""))
-        if option not in known or option in self.typed:
+        exists = option == "--out" and os.path.lexists(unknown)
+        if option not in known or option in self.typed or exists:
             return ""
         at = self.typed.index(unknown)
         words = [*self.typed[:at], option, value, *self.typed[at + 1 :]]

@@ -383,7 +383,11 @@ def _way_out(folder: Path) -> str:
     inside = _folders_in(folder)
     filled = [path for path in (*inside, folder) if any(Walk(str(path)).images())]
     best = next((path for path in filled if path != folder and not _rank(path)), folder)
-    fix = "use a folder that contains one folder per class, e.g. "
+    fix = "use "
+    if best == folder in filled and _has_sibling_with_images(folder):
+        parent = shell_quote(str(folder.parent))
+        fix += f"--data {parent} if {folder.name} is one of its classes, or "
+    fix += "a folder that contains one folder per class, e.g. "
     fix += f"{best}/cat/001.jpg and {best}/dog/001.jpg"
     found = (
         p / entry.name for p in (folder, *inside) for entry in entries_of(p, os.DirEntry.is_file)
@@ -397,6 +401,13 @@ def _way_out(folder: Path) -> str:
 
 
 _MOST_FOLDERS = 20  # maximum number of subfolders or tables that are searched for classes
+
+
+def _has_sibling_with_images(folder: Path) -> bool:
+    """Return whether a folder next to this one contains images, as next to a class folder."""
+    walk = Walk(os.fspath(folder.parent))
+    names = [name for name in walk.folders_of("")[0] if name != folder.name]
+    return any(walk.folders_of(name)[1] for name in names[:_MOST_FOLDERS])
 
 
 def _folders_in(folder: Path) -> list[Path]:

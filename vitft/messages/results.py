@@ -98,11 +98,11 @@ def quoted_measure(one: Estimate) -> str:
 
 
 def weak_text(one: ClassEstimate) -> str:
-    """Return e.g. `recall 75.0% (95% CI 44 to 92%) on 12 images, mostly taken for dog`."""
+    """Return e.g. `recall 75.0% (95% CI 44 to 92%) on 12 images, mostly predicted as dog`."""
     on = count(one.images, "validation image")
     if one.kind == "cross-validation":
         on = f"{count(one.images, 'image')} in cross-validation"
-    also = f", mostly taken for {one.taken_for}" if one.taken_for else ""
+    also = f", mostly predicted as {one.taken_for}" if one.taken_for else ""
     return f"{one.measure} {percent(one.value)}{within(one.interval, 0)} on {on}{also}"
 
 
@@ -491,7 +491,7 @@ def class_table(
             cells.append("" if value is None else percent(value))
             cells += ["" if value is None else interval(bounds)] * details
         rows.append((*cells, *[others.get(name, "")] * with_others))
-    return (*headings, *["mostly mistaken for"] * with_others), rows
+    return (*headings, *["mostly predicted as"] * with_others), rows
 
 
 def by_table(
@@ -711,7 +711,7 @@ def result_rows(results: Results, budget: BudgetResults | None = None, *, remedy
         low, high = (100 * end for end in results.growth)
         digits = 0 if high - low > 100 * _WIDE else 1
         gain = f"{low:.{digits}f} to {high:.{digits}f} points"
-        rows.append(("More data", f"twice as many would add {gain}"))
+        rows.append(("More data", f"twice as many images would add {gain}"))
     return rows
 
 

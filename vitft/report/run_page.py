@@ -371,9 +371,11 @@ def _advise(run: Run) -> list[_Step]:
     if not run.results.headline:
         return []
     steps = [*_doubts(run), *(() if run.results.at_chance else _improvements(run))]
-    low, high = run.measured["top1_interval"]
     best = own_cross_validation(run.measured) or run.measured  # few images may all be right
-    images, needed = run.measured["images"], sample_size(0.04, best["top1"])
+    crossed = run.results.headline.kind == "cross-validation"
+    measured = best if crossed else run.measured
+    low, high = measured["top1_interval"]
+    images, needed = measured["images"], sample_size(0.04, best["top1"])
     # With groups, a number of groups would be needed
     if high - low > 0.08 and needed > images and not run.measured.get("groups"):
         why = (
@@ -381,7 +383,7 @@ def _advise(run: Run) -> list[_Step]:
             "smaller differences between models may be due to chance."
         )
         what = "To measure the accuracy to within ±4 points, use about"
-        steps.append(_step(f"{what} {needed:,} validation images.", why))
+        steps.append(_step(f"{what} {needed:,} {'validation ' * (not crossed)}images.", why))
     return steps
 
 

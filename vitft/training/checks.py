@@ -155,7 +155,7 @@ def _with_weights(config: Config, *, images: int) -> Config:
             "no weights given", fix="choose weights with --weights NAME (see `vitft weights list`)"
         )
     if config.data.path == str(DEMO_FOLDER):
-        name, why = "demo", "demo, trained by this project on drawn images"
+        name, why = "demo", "demo, trained on drawn images"
     else:
         name, why = default_weights(images, device=config.train.device)
     log.info(labelled("Weights", f"{why} (choose others with --weights)"))

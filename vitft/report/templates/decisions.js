@@ -32,7 +32,7 @@ if (decisions) {
     const counts = { keep: 0, move: 0, drop: 0, undecided: 0 }, rows = table();
     rows.forEach(([action]) => { counts[action] += 1; });
     const text = `${amount(rows.length, "file")} in the table: ${counts.drop} to drop, ${counts.move} to move, ${counts.keep} to keep, ${counts.undecided} undecided`;
-    document.getElementById("tally").textContent = chosen.size ? `${text}. You decided on ${chosen.size}.` : `${text} (proposed).`;
+    document.getElementById("tally").textContent = chosen.size ? `${text}. You decided on ${chosen.size}.` : `${text}. You have not decided yet.`;
   }
 
   // Browsers may refuse to store anything for pages opened from the disk; the page works without.
