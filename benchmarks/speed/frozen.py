@@ -2,6 +2,7 @@
 
     python -m benchmarks.speed.frozen --data DIR [--model vit_tiny_patch16_224] [--repeats 3]
         [--train 400] [--val 100] [--epochs 10] [--measured 2] [--peers ours tutorial trainer fastai]
+        [--precision auto]
 
 Every contestant is a fresh process with the same images (a folder of links), the same split and the same
 weights (random unless --weights names a file). The contestants take turns, `repeats` times, and medians are
@@ -11,7 +12,7 @@ with --measured equal to --epochs nothing is extrapolated. With --part N, the tu
 takes minutes with a large model, runs N batches of one epoch and of its validation: an epoch is then the
 seconds to the first batch of each (the workers start), plus the seconds per image of the following
 batches times the other images, plus one checkpoint. The output states this.
-Peers run as their users run them: float32, batch 8, two workers.
+--precision is that of vitft. Peers run as their users run them: float32, batch 8, two workers.
 """
 
 import argparse
@@ -232,7 +233,8 @@ def compare(args: argparse.Namespace) -> None:
             fresh = ["ours, 10 fresh crops"] if "fresh" in args.peers and repeat == 0 else []
             for name in [*names, *fresh]:
                 if name in OURS:
-                    outcome = run_ours(into / "data", weights, into, *OURS[name])
+                    precision = ["--set", f"train.precision={args.precision}"]
+                    outcome = run_ours(into / "data", weights, into, *precision, *OURS[name])
                 else:
                     outcome = run_peer(name, args, into / "data", weights)
                 results.setdefault(name, []).append(outcome)
@@ -267,6 +269,7 @@ def main() -> None:
     parser.add_argument("--part", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peers", nargs="+", default=["ours", "tutorial", "trainer", "fastai"])
+    parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
     parser.add_argument("--contestant", choices=["tutorial", "trainer", "fastai"])
     args = parser.parse_args()
     if (

@@ -1,14 +1,18 @@
 """Whole cold runs beside their forward passes, and the feature pass divided among processes.
 
     python -m benchmarks.speed.whole_run whole --data DIR [--weights FILE] [--images 600 1200 4000]
+        [--precision bf16]
     python -m benchmarks.speed.whole_run ranks --data DIR [--weights FILE] [--images 960]
 
-whole  `vitft finetune` as a whole process with an empty feature cache, over the forward pass of as
-       many images that are already decoded, with the prefix and the threads of the run
+whole  whole processes: `vitft finetune` with an empty feature cache, and `vitft predict` on the
+       same images with the run, both over the forward pass of as many images that are already
+       decoded, with the prefix and the threads of the run; and `vitft finetune` with all features in
+       the cache, over `import torch`
 ranks  the feature pass of 1 process with 1 thread and of 2 gloo processes with 1 thread each, from
        the start of the pass, with the model loaded, to the end of the slowest process
 
-The contestants take turns, `--repeats` times, each in a fresh process; printed are wall seconds. If
+The contestants take turns, `--repeats` times, each in a fresh process; printed are wall seconds,
+and ratios of each round, with the ratio of the smallest seconds. If
 more images are asked for than there are, the others are the same photos with a few bytes
 appended: other files for the program, with the same work. Without --weights, ViT-Tiny of
 random weights is used.
@@ -22,7 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,7 +36,13 @@ from benchmarks.faults.rank_kills import free_port
 from benchmarks.speed.cached import finetune, many
 from benchmarks.speed.feature_pass import in_workers
 from benchmarks.speed.frozen import make_weights, report
-from benchmarks.timing import interleave, median_range, run_contestant
+from benchmarks.timing import (
+    interleave,
+    median_range,
+    run_contestant,
+    run_process,
+    run_vitft,
+)
 from vitft.config.run import config_from_table
 from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.scan import scan
@@ -42,9 +54,9 @@ from vitft.training.setup import extract_features
 MODULE = "benchmarks.speed.whole_run"
 
 
-def load(data: Path, weights: Path) -> FrozenPipeline:
-    """Return the frozen model that a run of this folder uses, in bf16."""
-    folder, train = scan(data), TrainSpec(precision="bf16")
+def load(data: Path, weights: Path, precision: Any = "bf16") -> FrozenPipeline:
+    """Return the frozen model that a run of this folder uses."""
+    folder, train = scan(data), TrainSpec(precision=precision)
     pipeline, _ = load_pipeline(
         folder,
         "head",
@@ -56,11 +68,11 @@ def load(data: Path, weights: Path) -> FrozenPipeline:
     return read_several_blocks(pipeline, train, images=len(folder.rows))
 
 
-def forward(data: Path, weights: Path) -> None:
+def forward(data: Path, weights: Path, precision: str) -> None:
     """Measure the forward pass of as many images as the folder has."""
-    pipeline = load(data, weights)
+    pipeline = load(data, weights, precision)
     assert pipeline.cut.prefix is not None
-    prefix = pipeline.cut.prefix.in_precision("bf16")
+    prefix = pipeline.cut.prefix.in_precision(precision)
     batch = batch_size("cpu", prefix.leading)
     pixels = torch.rand(batch, 3, *pipeline.transform.image_size)
     count = -(-len(scan(data).rows) // batch)
@@ -122,21 +134,44 @@ def compare_ranks(data: Path, weights: Path, repeats: int) -> None:
     print(f"| 1 process / 2 processes | {median_range(ratios)} |")
 
 
-def compare_whole(data: Path, weights: Path, home: Path, repeats: int) -> None:
-    def whole() -> float:
-        seconds = finetune(data, weights, home / "cache", home / "run")
-        shutil.rmtree(home / "cache")
-        shutil.rmtree(home / "run")
-        return seconds
+def compare_whole(data: Path, weights: Path, home: Path, repeats: int, precision: str) -> None:
+    cache, run, again, rows = (home / name for name in ("cache", "run", "again", "rows.csv"))
+    setting = ["--set", f"train.precision={precision}"]
+
+    def cold() -> float:
+        for folder in (cache, run, again):
+            shutil.rmtree(folder, ignore_errors=True)
+        return finetune(data, weights, cache, run, *setting)
+
+    def predict() -> float:
+        rows.unlink(missing_ok=True)
+        words = [str(data), "--run", str(run), "--out", str(rows), "--dtype", precision]
+        return run_vitft("predict", *words)
 
     def bare() -> float:
         words = ["forward", "--data", str(data), "--weights", str(weights)]
+        words += ["--precision", precision]
         return float(run_contestant(MODULE, *words)["epochs"][0])
 
-    turns = interleave({"whole": whole, "bare": bare}, repeats)
-    ratios = [a / b for a, b in zip(turns["whole"], turns["bare"], strict=True)]
-    print(f"| {len(scan(data).rows):,} images | {median_range(turns['whole'])} "
-          f"| {median_range(turns['bare'])} | {median_range(ratios)} |", flush=True)  # fmt: skip
+    jobs: dict[str, Callable[[], float]] = {
+        "cold": cold,
+        "bare forward pass": bare,
+        "predict": predict,
+        "warm": lambda: finetune(data, weights, cache, again, *setting),
+        "import torch": lambda: run_process([sys.executable, "-c", "import torch"]).wall_s,
+    }
+    turns = interleave(jobs, repeats)
+    print(f"{len(scan(data).rows):,} images, {precision}")
+    for name, seconds in turns.items():
+        print(f"| {name} | {median_range(seconds)} |")
+    for name, below in (
+        ("cold", "bare forward pass"),
+        ("predict", "bare forward pass"),
+        ("warm", "import torch"),
+    ):
+        ratios = [a / b for a, b in zip(turns[name], turns[below], strict=True)]
+        best = min(turns[name]) / min(turns[below])
+        print(f"| {name} / {below} | {median_range(ratios)} | best {best:.2f} |", flush=True)
 
 
 def main() -> None:
@@ -146,9 +181,13 @@ def main() -> None:
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--images", type=int, nargs="+")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     args = parser.parse_args()
-    if args.what in ("forward", "extract"):
-        {"forward": forward, "extract": extract}[args.what](args.data, args.weights)
+    if args.what == "forward":
+        forward(args.data, args.weights, args.precision)
+        return
+    if args.what == "extract":
+        extract(args.data, args.weights)
         return
     with tempfile.TemporaryDirectory() as temporary:
         home = Path(temporary)
@@ -158,7 +197,7 @@ def main() -> None:
         for images in args.images or {"whole": [600, 1200, 4000], "ranks": [960]}[args.what]:
             data = many(args.data, home / f"photos{images}", images)
             if args.what == "whole":
-                compare_whole(data, weights, home, args.repeats)
+                compare_whole(data, weights, home, args.repeats, args.precision)
             else:
                 compare_ranks(data, weights, args.repeats)
 
