@@ -39,7 +39,7 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 
 def is_trained(image: Path, seed: int) -> bool:
     """Return whether an image belongs to the half that trains."""
-    return hashlib.sha256(f"{seed}/{image.name}".encode()).digest()[0] < 128
+    return hashlib.sha256(f"{seed} {image.name}".encode()).digest()[0] < 128
 
 
 def spread(images: list[Path], most: int) -> list[Path]:
