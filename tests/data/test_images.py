@@ -248,6 +248,18 @@ def test_damaged_exif_does_not_cost_the_image(exif: bytes, kind: str) -> None:
     assert read_image(data, "x").size == (56, 40)
 
 
+def test_an_image_is_decoded_again_if_another_thread_restores_filters_of_warnings() -> None:
+    shown = []
+
+    def convert(image: Image.Image, _: Image.Image | None) -> Image.Image:
+        shown.append(image)
+        if len(shown) < 3:
+            raise UserWarning("Corrupt EXIF data")  # as with -W error
+        return image
+
+    assert decode(encoded(gradient(), "PNG"), "x", convert=convert).image.size == (56, 40)
+
+
 def test_gps_coordinates_are_removed() -> None:
     exif = Image.Exif()
     exif.get_ifd(0x8825)[29] = "2020:02:02"

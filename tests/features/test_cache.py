@@ -195,6 +195,17 @@ def test_a_cache_that_is_deleted_while_it_is_open_is_written_again(tmp_path: Pat
     assert spaces(tmp_path / "nowhere") == []
 
 
+def test_temporary_files_of_a_killed_process_are_removed_after_a_day(tmp_path: Path) -> None:
+    folder = filled(tmp_path).folder
+    for name in (".old", ".new"):
+        (folder / name).write_bytes(b"half a shard")
+    os.utime(folder / ".old", (10**9, 10**9))
+
+    assert same(Store(tmp_path, SPACE, (2, 3), "float32").get(keys(1)[0]), row(0))
+
+    assert sorted(path.name for path in folder.glob(".*")) == [".new"]
+
+
 def test_more_files_than_may_be_open_are_read_and_then_merged(tmp_path: Path) -> None:
     store = Store(tmp_path, SPACE, (2, 3), "float32")
     for i, key in enumerate(keys(150)):

@@ -82,6 +82,12 @@ def exported(folder: Path) -> None:
     copy("exported", folder)
 
 
+def with_graph(folder: Path) -> None:
+    """Write T and R, which also contains its graph."""
+    exported(folder)
+    shutil.copyfile(folder / "E" / "onnx" / "model.onnx", folder / "R" / "model.onnx")
+
+
 def broken(folder: Path) -> None:
     """Write T, R and copies of R that are cut, changed, or lack a file."""
     single(folder)
