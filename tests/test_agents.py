@@ -101,11 +101,3 @@ def test_a_program_goes_from_a_folder_to_a_corrected_exported_and_served_model(
         )
         with urllib.request.urlopen(request) as answer:
             assert json.load(answer)["results"][0]["classes"][0]["class"] == "tulip"
-
-
-def test_an_error_is_json_with_a_fix(photos: Path) -> None:
-    error = asked("finetune --data photo --weights NAME --format json", code=3)["error"]
-
-    assert error["exit_code"] == 3
-    assert "photo" in error["problem"]
-    assert "photos" in error["fix"]

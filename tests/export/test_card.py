@@ -10,6 +10,7 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from PIL import Image
 
+from tests.contract.built.runs import several
 from tests.export.test_export import HOSTILE
 from tests.support.export_run import make_run
 from vitft.export import ExportComparison, ExportPlan, load_trained, markdown_text, write_readme
@@ -121,6 +122,12 @@ def results_of_run(run: Path, **changed: Any) -> RunResults:
     results = read_results(run / "eval.json")
     assert results is not None
     return results
+
+
+def test_several_labels_have_no_matrix_of_confusion(tmp_path: Path) -> None:
+    several(tmp_path)
+
+    assert "confusion" not in page(tmp_path / "M", tmp_path)
 
 
 def test_the_hub_library_reads_the_metadata_without_complaint(tmp_path: Path) -> None:

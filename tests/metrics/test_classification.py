@@ -136,27 +136,21 @@ def test_probabilities_are_scored_with_held_out_temperatures() -> None:
     assert calibration["bins"] == fixed["bins"]
 
 
-def test_the_memory_of_metrics_does_not_grow_with_the_square_of_the_classes() -> None:
-    labels = torch.tensor([0, 29_999])
-
-    found = classification_metrics(
-        torch.eye(30_000)[[5, 29_999]], labels, [str(i) for i in range(30_000)]
-    )
-
-    assert class_pair_counts(found) == {(0, 5): 1, (29_999, 29_999): 1}
-
-
-@pytest.mark.parametrize(("classes", "is_dense"), [(1000, True), (1001, False)])
+@pytest.mark.parametrize(
+    ("classes", "is_dense"), [(1000, True), (1001, False), (30_000, False)]
+)  # 30,000 squared would be too many
 def test_the_confusion_matrix_of_up_to_a_thousand_classes_is_a_table(
     classes: int, is_dense: bool
 ) -> None:
-    found = classification_metrics(
-        torch.eye(classes)[:2], torch.tensor([0, 1]), [str(i) for i in range(classes)]
-    )
+    last, logits = classes - 1, torch.zeros(2, classes)
+    logits[0, 5] = logits[1, last] = 1
+
+    names = [str(i) for i in range(classes)]
+    found = classification_metrics(logits, torch.tensor([0, last]), names)
 
     assert bool(found["confusion"]) == is_dense
     assert ("confused_pairs" in found) != is_dense
-    assert class_pair_counts(found) == {(0, 0): 1, (1, 1): 1}
+    assert class_pair_counts(found) == {(0, 5): 1, (last, last): 1}
 
 
 def test_the_interval_of_a_loss_does_not_begin_below_zero() -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.training.test_run import run_it
 from vitft.cli.main import main
-from vitft.data import find_labelled
+from vitft.data import draw_demo, find_labelled
 from vitft.messages import class_table
 from vitft.metrics import classification_metrics
 from vitft.predict import evaluate
@@ -86,14 +86,16 @@ def test_the_mean_probability_is_stated_and_foreign_images_count_as_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["finetune", "--data", "demo", "--set", "train.cache=none"]) == 0
+    draw_demo(Path("flowers"), size=64)
+    train = ["finetune", "--data", "flowers", "--weights", "demo", "--cache", "none"]
+    assert main(train) == 0
     noise = np.random.default_rng(0).integers(0, 256, (30, 64, 64, 3), np.uint8)
     for folder, number in (("noise", 30), ("few", 19)):
         Path(folder).mkdir()
         for i, pixels in enumerate(noise[:number]):
             Image.fromarray(pixels).save(f"{folder}/{i}.png")
 
-    known, probabilities, unlike = predicted("demo_flowers", capsys)
+    known, probabilities, unlike = predicted("flowers", capsys)
     excess = max(0.0, unlike - 0.02) * len(probabilities)
     foreign, *_ = predicted("noise", capsys)
     few, *_ = predicted("few", capsys)

@@ -107,24 +107,38 @@ def test_connections_beyond_the_limit_are_closed() -> None:
         assert [one.recv(1) for one in beyond] == [b"", b"", b""]
 
 
-def test_a_client_that_does_not_read_its_responses_is_disconnected() -> None:
-    limits = ServeLimits(connections=4, head_seconds=60, write_seconds=1)
+def with_full_buffers(client: Client, stack: ExitStack) -> socket.socket:
+    """A connection on which the server cannot send all of its 1000 responses."""
+    connection = stack.enter_context(socket.socket())
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", client.port))
+    connection.sendall(1000 * b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    count = re.compile(rb'openapi.json",status="200"} (\d+)\n')
+    while count.findall(client.ask("GET", "/metrics").body) != count.findall(
+        client.ask("GET", "/metrics").body
+    ):
+        pass
+    return connection
+
+
+def test_a_client_that_does_not_read_its_responses_is_disconnected_and_another_one_is_not() -> None:
+    limits = ServeLimits(connections=5, head_seconds=60, write_seconds=2)
     with serving(make_predictor(), limits) as client, ExitStack() as stack:
-        lazy = stack.enter_context(socket.socket())
-        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        lazy.connect(("127.0.0.1", client.port))
-        lazy.sendall(1000 * b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        count = re.compile(rb'openapi.json",status="200"} (\d+)\n')
-        while count.findall(client.ask("GET", "/metrics").body) != count.findall(
-            client.ask("GET", "/metrics").body
-        ):
-            pass  # until its buffers are full
+        late = with_full_buffers(client, stack)
+        lines, responses = late.makefile("rb"), 0
+        while responses < 1000:
+            line = lines.readline()
+            assert line
+            responses += b"HTTP/1.1 200" in line
+        lazy = with_full_buffers(client, stack)
         for _ in range(2):
             stack.enter_context(client.raw(b""))
         end = time.monotonic() + TIMEOUT_S
         while client.ask("GET", "/healthz").status == 503:
             assert time.monotonic() < end
         assert 0 < read_all(lazy).count(b"HTTP/1.1 200") < 1000
+        late.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert b"HTTP/1.1 200" in lines.read()
 
 
 def test_uploads_share_a_memory_budget_and_release_it() -> None:

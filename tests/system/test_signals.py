@@ -46,7 +46,8 @@ def test_an_error_of_the_step_is_not_hidden_by_a_signal() -> None:
     def step(stopper: Stopper) -> None:
         with stopper.deferred():
             send("SIGTERM")
-            raise ValueError("the step's own")
+            error = ValueError("the step's own")
+            raise error from error  # as libraries that keep an error may do
 
     with Stopper() as stopper, pytest.raises(ValueError, match="the step's own"):
         step(stopper)

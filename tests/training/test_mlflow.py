@@ -1,5 +1,6 @@
 """What MLflow is told of a run, by a module of its name that records the calls."""
 
+import os
 import sys
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from vitft.cli.main import main
+
+HTTP = "MLFLOW_HTTP_REQUEST_"
 
 
 class Metric(NamedTuple):
@@ -31,6 +34,7 @@ class Server:
     id = "run-5"
     experiments: dict[str, str] = field(default_factory=dict)
     run: tuple[str, str] = ("", "")
+    limits: dict[str, int] = field(default_factory=dict)
     statuses: list[str] = field(default_factory=list)
     params: list[Param] = field(default_factory=list)
     metrics: list[Metric] = field(default_factory=list)
@@ -44,6 +48,7 @@ class Server:
 
     def create_run(self, experiment: str, run_name: str) -> SimpleNamespace:
         self.run = (experiment, run_name)
+        self.limits = {n: int(v) for n, v in os.environ.items() if n.startswith(HTTP)}
         return SimpleNamespace(info=SimpleNamespace(run_id=self.id))
 
     def log_batch(self, run: str, *, params: Any = (), metrics: Any = ()) -> None:
@@ -93,6 +98,8 @@ def test_a_run_logs_its_settings_steps_epochs_and_results(
     assert train(few, tiny_weights, tmp_path / "x") == 0
 
     assert server.run == (experiments.get("vitft", "7"), "x")
+    assert server.limits == {f"{HTTP}TIMEOUT": 5, f"{HTTP}MAX_RETRIES": 1}
+    assert not server.limits.keys() & os.environ.keys()
     assert ("optim.epochs", "3") in server.params
     assert server.steps("loss") == [10, 20]
     assert server.steps("val_loss") == server.steps("epoch") == [9, 18, 27]

@@ -186,7 +186,7 @@ def _connection_to(
 ) -> tuple["_DeadlineConnection", str, dict[str, str]]:
     """Return a connection for an address, what to ask it for, and headers for a proxy."""
     host, is_tls = parts.hostname or "", parts.scheme == "https"
-    port = parts.port or (443 if is_tls else 80)
+    port = parts.port or (http.client.HTTPS_PORT if is_tls else http.client.HTTP_PORT)
     kind = _DeadlineTLSConnection if is_tls else _DeadlineConnection
     netloc = parts.netloc.rpartition("@")[2]
     parts = parts._replace(netloc=netloc, path=parts.path or "/", fragment="")
@@ -203,7 +203,8 @@ def _connection_to(
             raise _PrivateAddressError(f"rejected: {host} is a private address")
     through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     login = _basic_login(through, "Proxy-Authorization")
-    connection = kind(through.hostname or "", through.port or 80, clock=clock, check=False)
+    proxy_port = through.port or http.client.HTTP_PORT
+    connection = kind(through.hostname or "", proxy_port, clock=clock, check=False)
     if not is_tls:
         return connection, parts.geturl(), login
     connection.set_tunnel(host, port, login)

@@ -83,8 +83,9 @@ def exported(folder: Path) -> None:
 
 
 def with_graph(folder: Path) -> None:
-    """Write T and R, which also contains its graph."""
+    """Write T and R, which also contains its graph, and G, which only has a folder for it."""
     exported(folder)
+    shutil.copytree(folder / "E" / "onnx", folder / "G" / "onnx")
     shutil.copyfile(folder / "E" / "onnx" / "model.onnx", folder / "R" / "model.onnx")
 
 
