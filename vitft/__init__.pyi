@@ -6,6 +6,7 @@ from .api import Trained as Trained
 from .api import embed as embed
 from .api import finetune as finetune
 from .api import load as load
+from .api import zeroshot as zeroshot
 from .data.transforms import EvalTransform as EvalTransform
 from .metrics.results import Estimate as Estimate
 from .metrics.results import Results as Results

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from io import BytesIO
-from typing import Literal, ParamSpec, TypeVar, Unpack
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from vitft.config.run import (
 from vitft.config.schema import require
 from vitft.config.sections import TrainSpec
 from vitft.data.demo import demo_data
+from vitft.data.image_table import Images
 from vitft.data.images import array_from_tensor, image_from_array, upright_rgb
 from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import explain as explain_inputs
@@ -45,6 +47,7 @@ from vitft.explain.heatmaps import (
 )
 from vitft.metrics.results import Results
 from vitft.models.find import find_model
+from vitft.models.pretrained.text import PROMPTS
 from vitft.predict.embeddings import Embeddings, chosen_weights, list_images, load_embedder
 from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
 from vitft.predict.onnx_engine import OnnxEngine
@@ -58,6 +61,7 @@ from vitft.predict.pictures import (
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.request import PREDICT_DTYPES, Marks
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor, open_engine
+from vitft.predict.zero_shot import check_zero_shot, write_zero_shot
 from vitft.report.notebook import Explanation, Predictions, trained_card
 from vitft.report.run_page import report_of_new_run
 from vitft.system.device import caller_state_preserved, pick_device
@@ -181,6 +185,7 @@ def finetune(  # noqa: D417, PLR0913 - the options of the command, which the dec
     image_size: int | tuple[int, int] | None = None,
     fit: Literal["auto", "crop", "squash", "pad"] | None = None,
     pre_logits: Literal["keep", "drop"] | None = None,
+    keep_head: bool | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     allow_pickle: bool | None = None,
@@ -274,10 +279,6 @@ def embed(
     Raises:
         VitftError: The command would print the same error.
     """
-    names = [*images] if isinstance(images, Iterable) and not isinstance(images, str) else [images]
-    is_named = bool(names) and all(isinstance(name, str | os.PathLike) for name in names)
-    fix = "pass paths. For other images, use vitft.load(run).features(images)"
-    require(is_named, "embed needs one or more paths of images", fix=fix)
     fix = "use only one of them"
     require(run is None or weights is None, "run and weights cannot be combined", fix=fix)
     fix = f"use one of {', '.join(PREDICT_DTYPES)}"
@@ -285,10 +286,54 @@ def embed(
     model, name = (None if one is None else os.fspath(one) for one in (run, weights))
     spec = chosen_weights(model, name, allow_pickle=allow_pickle)
     pick_device(device)
-    listed = list_images([os.fspath(name) for name in names])
+    listed = _listed(images, "embed")
     train = TrainSpec(device=device, precision=dtype, cache=os.fspath(cache))
     with caller_state_preserved(gpu=device != "cpu"):
         return load_embedder(model, spec, train)(listed)
+
+
+@_in_python
+def zeroshot(
+    images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    classes: Sequence[str],
+    weights: str | os.PathLike[str],
+    prompts: Sequence[str] = PROMPTS,
+    out: str | os.PathLike[str] = "zeroshot",
+    cache: str | os.PathLike[str] = "",
+    device: str = "auto",
+) -> Path:
+    """Write a classifier from class names alone, and return its path, for `load`.
+
+    Args:
+        images: Files, folders, patterns or lists of paths, without labels. They set the scale of
+            the probabilities.
+        classes: Two or more class names.
+        weights: CLIP or SigLIP with its text tower: `hf:owner/name` or a folder.
+        prompts: Texts with {} for the class name, whose embeddings are averaged.
+        out: New folder for the model.
+        cache: Folder of cached features, or `none`. Default: that of `finetune`.
+        device: Device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
+
+    Raises:
+        VitftError: The command would print the same error.
+    """
+    name, train = os.fspath(weights), TrainSpec(device=device, cache=os.fspath(cache))
+    folder = check_zero_shot(name, classes, prompts, os.fspath(out))
+    pick_device(device)
+    listed = _listed(images, "zeroshot")
+    options: Any = {"classes": classes, "prompts": prompts, "out": folder, "train": train}
+    with caller_state_preserved(gpu=device != "cpu"):
+        return write_zero_shot(listed, weights=name, **options)
+
+
+def _listed(images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], name: str) -> Images:
+    """Return the images that the function `name` was given, without opening them."""
+    names = [*images] if isinstance(images, Iterable) and not isinstance(images, str) else [images]
+    is_named = bool(names) and all(isinstance(name, str | os.PathLike) for name in names)
+    fix = "pass paths. For other images, use vitft.load(run).features(images)"
+    require(is_named, f"{name} needs one or more paths of images", fix=fix)
+    return list_images([os.fspath(name) for name in names])
 
 
 class Trained:

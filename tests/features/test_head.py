@@ -293,3 +293,28 @@ def test_a_large_matrix_is_standardised_in_parts() -> None:
 
     torch.testing.assert_close(found.mean, torch.full((1000,), 1.5))
     torch.testing.assert_close(found.std, torch.full((1000,), 1.25**0.5))
+
+
+def test_a_head_is_shrunk_towards_another_one_as_far_as_that_helps() -> None:
+    x, y = blobs(per_class=400)
+    good = solve_head(x, y, classes=3, balanced=False, seed=0).weight
+
+    def right(weight: Tensor | None) -> float:
+        head = solve_head(x[:15], y[:15], classes=3, balanced=False, seed=0, centre=weight)
+        return accuracy(x @ head.weight.T + head.bias, y)
+
+    assert right(good) > right(None) > right(-good) - 0.05
+
+
+def test_the_penalty_of_a_solution_is_on_the_distance_from_another_head() -> None:
+    x, y = blobs()
+    x, ones = Standardizer.fit(x)(x).double(), torch.ones(1, len(y))
+    centre = torch.randn(3, x.shape[1], generator=torch.Generator().manual_seed(1)).double()
+
+    head = solve_logistic(x, y, ones, classes=3, l2=0.3, centre=centre, tolerance=1e-8)[0]
+
+    head.requires_grad_()
+    loss = cross_entropy(x @ head[:, :-1].T + head[:, -1], y)
+    (loss + 0.15 * (head[:, :-1] - centre).square().sum()).backward()
+    assert head.grad is not None
+    assert head.grad.abs().max() < 1e-6

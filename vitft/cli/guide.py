@@ -27,6 +27,9 @@ weights  list, inspect and download pretrained weights  docs/weights.md
 recipes  list recipes: tested settings with their results  docs/training.md
   vitft recipes  list all recipes
   vitft finetune --data photos --recipe lora  train with a recipe
+zeroshot  write a classifier from class names alone, with CLIP or SigLIP  docs/zeroshot.md
+  vitft zeroshot photos --classes cat,dog --weights hf:google/siglip-base-patch16-224  start
+  vitft predict photos --run zeroshot  use it like any other model
 study  compare pretrained weights on a few images per class  docs/study.md
   vitft study --data photos --weights demo none  compare weights with random weights
 understand the results:

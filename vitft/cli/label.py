@@ -84,7 +84,7 @@ def _label_command(args: argparse.Namespace) -> int:
 
     train = TrainSpec(**{k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None})
     with AnswerFile(table) as file, listen(args.host, args.port) as bound, Stopper() as stopper:
-        pool = load_pool(folder, weights=weights, run=args.run, train=train)
+        pool = load_pool(folder, weights=weights, run=args.run, names=names, train=train)
         session = Session(pool, file, prefix=paths_in_table(root, table)[0], classes=names)
         for text in session.notes:
             output.note(text)

@@ -159,6 +159,12 @@ class Config:
             "optim.class_weights=true and train.sampling=balanced both balance the classes",
             fix="use only one of them",
         )
+        is_solved = self.solves(self.train.stages[0]) and not self.train.budget
+        require(
+            not self.weights.keep_head or (is_solved and self.train.head_blocks < 2),
+            "weights.keep_head needs a head that lbfgs fits to the last block, without a budget",
+            fix="remove --keep-head, or use --train head without options such as --epochs",
+        )
         # Augmentation, which frozen layers limit
         train = self.train
         trains_all_blocks = train.stages[-1] in ("all", "lora")

@@ -211,6 +211,10 @@ class WeightsSpec:
     pos_embed: Literal["bicubic", "jax"] = "bicubic"
     """How to resample position embeddings: `bicubic` as in timm, or `jax` as in Google's code.
     SigLIP 2 NaFlex always uses its own rule."""
+    keep_head: bool = setting(
+        False, "shrink the fitted head towards the head of the weights, for the same classes"
+    )
+    """For few images. Cross-validation chooses how much. By default, it is shrunk towards 0."""
     mean: tuple[float, ...] | None = setting(
         None, "channel means for normalisation, from 0 to 1", shown="taken from the weights"
     )

@@ -142,6 +142,7 @@ class TrainedRun:
             "literal": literal,
             "shape": self.card.architecture,
             "origin": origin,
+            "prompts": self.card.weights.get("prompts", ""),
             "version": version("vitft"),
             "transform": self.card.transform,
             "data": literal(self.results.data or "images"),

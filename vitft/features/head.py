@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,6 +73,7 @@ from vitft.metrics.results import (
     mostly_taken_for,
 )
 from vitft.system.device import exact_float32, one_thread
+from vitft.system.errors import UsageError
 
 log = logging.getLogger(__name__)
 
@@ -105,15 +107,19 @@ def default_penalty(y: Tensor, classes: int) -> float:
     return _DEFAULT_L2 * (min(1.0, _DEFAULT_CLASSES / classes) if y.ndim == 1 else 1.0)
 
 
+_STRONG_PENALTIES = (100.0, 30.0, 10.0, 3.0)  # to try first if they pull towards another head
+
+
 def choose_penalty(
-    data: Folded, standardizer: Standardizer | None = None
+    data: Folded, standardizer: Standardizer | None = None, centre: Tensor | None = None
 ) -> tuple[Penalty, list[LogLine]]:
     """Choose the penalty with the lowest cross-validated loss of calibrated logits.
 
     It differs less by chance than the accuracy (benchmarks/accuracy/README.md). `PENALTIES` are
     tried from strong to weak until the loss has risen twice in a row, on a sample if there are many
-    images. `standardizer` is applied to features that are not standardised yet. The scores of all
-    penalties follow.
+    images. `standardizer` is applied to features that are not standardised yet. The penalty is on
+    the distance from `centre` (C, D), for standardised features. The scores of all penalties
+    follow.
     """
     images, y, classes = sample_classes(
         data.truth,
@@ -132,12 +138,16 @@ def choose_penalty(
     some = replace(data.some(images), y=torch.cat([y] * data.views), classes=classes)
     if standardizer is not None:
         some = replace(some, x=standardizer(some.x))
+    if centre is not None and classes < data.classes:
+        problem = f"a head for {data.classes:,} classes cannot be shrunk towards another one"
+        raise UsageError(problem, fix="remove --keep-head, or set optim.l2")
     path, by_label, start = list[LogLine](), list[Tensor](), None  # loss of each label
     scale = min(1.0, _PENALTY_CLASSES / classes) if y.ndim == 1 else 1.0
     ratio = classes / data.classes  # see `PENALTIES`
-    for relative in PENALTIES:
+    kind: Any = {"classes": classes, "centre": centre}
+    for relative in (() if centre is None else _STRONG_PENALTIES) + PENALTIES:
         l2 = relative * scale
-        start = rough_fit(some.x, some.y, some.weights, classes=classes, l2=l2, start=start)
+        start = rough_fit(some.x, some.y, some.weights, l2=l2, start=start, **kind)
         logits = some.held_out(start)
         top1 = fraction_right(are_right(logits, y))
         if y.ndim == 2:
@@ -225,6 +235,7 @@ class HeadMethod:
     shrinkage: float = 0.0
     name: str = LAST_BLOCK
     alone: float = 1.0  # calibrates the logistic regression if used alone
+    centre: Tensor | None = None  # weight (C, D) towards which the regression is shrunk, if any
 
     @property
     def reads_several(self) -> bool:
@@ -247,13 +258,18 @@ class HeadMethod:
         """
         leading = x[:, : self.read]
         if not self.reads_several:
-            return rough_fit(leading, y, sample_weight, classes=classes, l2=self.l2, start=start)
+            kind: Any = {"classes": classes, "l2": self.l2, "centre": self.centre}
+            return rough_fit(leading, y, sample_weight, start=start, **kind)
         logistic = rough_fit(leading, y, sample_weight, classes=classes, l2=self.l2)
         discriminant = [
             _solve_discriminant(x, y, one, classes=classes, shrinkages=[self.shrinkage])[0]
             for one in sample_weight
         ]
         return self.combine(logistic, torch.stack(discriminant))
+
+    def scaled(self, standardizer: Standardizer) -> "HeadMethod":
+        """Return the method for features scaled by a standardizer, given one for raw features."""
+        return replace(self, centre=standardizer.scale_weight(self.centre))
 
     def combine(self, logistic: Tensor, discriminant: Tensor) -> Tensor:
         """Return the weighted sums of heads (..., C, read + 1) and (..., C, D + 1)."""
@@ -445,8 +461,7 @@ def cross_validate(
     total, rows = len(y), cross_validation_rows(y, len(names), seed, most=most)
     if rows is None:
         return None
-    x, y = x[rows], y[rows]
-    own = torch.arange(len(y)) if groups is None else groups[rows]
+    x, y, own = x[rows], y[rows], (torch.arange(total) if groups is None else groups)[rows]
     part = torch.ones(len(y), dtype=torch.bool) if apart is None else ~apart[rows]
     counted = part.clone()
     counted[part] = ~in_one_group(y[part], own[part])
@@ -457,7 +472,8 @@ def cross_validate(
     fold_id[part] = stratified_folds(y[part], CV_FOLDS, seed, own[part])
     fold_id[part & ~counted] = -1  # held out by no fold
     x = x if method.reads_several else x[:, : method.read]
-    scaled, classes = Standardizer.fit(x if apart is None else x[part])(x), len(names)
+    standardizer, classes = Standardizer.fit(x if apart is None else x[part]), len(names)
+    scaled, method = standardizer(x), method.scaled(standardizer)
     effect = 1 + _SAVED_HEAD_EFFECT * min(1.0, _FEW_IMAGES / int(counted.sum()))
     curve, right = list[LearningCurvePoint](), list[Tensor]()
     logits, heads = torch.zeros(len(y), classes), None
@@ -599,7 +615,7 @@ class SolvedHead:
         return penalty if isinstance(penalty, float) else median(penalty)
 
 
-def solve_head(
+def solve_head(  # noqa: PLR0913 - independent keyword-only options
     x: Tensor,
     y: Tensor,
     *,
@@ -611,6 +627,7 @@ def solve_head(
     groups: Tensor | None = None,
     read: int | None = None,
     method: HeadMethod | None = None,
+    centre: Tensor | None = None,
 ) -> SolvedHead:
     """Fit a linear head to raw float32 features (n, D), on their device; it is returned on the CPU.
 
@@ -621,7 +638,8 @@ def solve_head(
 
     The first `read` columns (default: all) are features of the last block. If there are more
     columns, cross-validation also chooses which blocks the head reads; with too few images per
-    class, it reads only the last block. With a `method`, nothing is chosen.
+    class, it reads only the last block. With a `method`, nothing is chosen. A head on the last
+    block is shrunk towards the weight `centre` (C, D) of another one, or towards zero.
     """
     weights = class_balanced_weights(y, classes) if balanced else torch.ones(len(y))
     standardizer, read = Standardizer.fit(x), read or x.shape[1]
@@ -630,24 +648,32 @@ def solve_head(
     )
     path, candidates = list[LogLine](), list[HeadCandidate]()
     if method is None and l2 == 0:
-        l2, path = choose_penalty(replace(data, x=x[:, :read]), standardizer.leading(read))
+        leading = standardizer.leading(read)
+        l2, path = choose_penalty(
+            replace(data, x=x[:, :read]), leading, leading.scale_weight(centre)
+        )
     some = stratified_subset(data.truth, min(_METHOD_IMAGES, CV_IMAGES), seed)
     is_enough = len(some) >= min(len(data.truth), CV_FOLDS * classes)
     if method is None and read < x.shape[1] and is_enough:
         chosen = data.some(some)
         chosen = replace(chosen, x=standardizer(chosen.x))
         method, candidates = choose_head_method(chosen, l2=l2, read=read)
-    method = method or HeadMethod(l2=l2, read=read)
+    method = method or HeadMethod(l2=l2, read=read, centre=centre)
     # Logistic regression on the leading features
     leading, own = standardizer.leading(method.read), x[:, : method.read]
     fit = functools.partial(
-        solve_logistic, y=y, sample_weight=weights[None], classes=classes, l2=method.l2
+        solve_logistic,
+        y=y,
+        sample_weight=weights[None],
+        classes=classes,
+        l2=method.l2,
+        centre=leading.scale_weight(method.centre),
     )
     if own.numel() > LARGE_VALUES:  # read in place, leaving memory-mapped features on disk
         logistic = fit(own, standardizer=leading)[0]
     else:
         scaled = leading(own)
-        rough = rough_fit(scaled, y, weights[None], classes=classes, l2=method.l2)
+        rough = rough_fit(scaled, **fit.keywords)
         is_small = own.numel() <= _FLOAT64_VALUES and len(own) * classes <= _FLOAT64_LOGITS
         logistic = fit(scaled.double() if is_small else scaled, start=rough)[0]
     head = last = leading.unscale_head(logistic)

@@ -152,6 +152,10 @@ class Standardizer:
         """Return the standardizer of the first `count` dimensions."""
         return type(self)(self.mean[:count], self.std[:count])
 
+    def scale_weight(self, weight: Tensor | None) -> Tensor | None:
+        """Convert the weight (C, D) of a head on raw features to one on scaled features."""
+        return None if weight is None else weight.to(self.std) * self.std
+
     def unscale_head(self, head: Tensor) -> tuple[Tensor, Tensor]:
         """Convert a head on scaled features (C, D + 1) to weight (C, D) and bias (C,) on raw."""
         raw, bias = head[:, :-1].float() / self.std, head[:, -1].float()
@@ -165,9 +169,10 @@ def _head_objective(
     *,
     classes: int,
     l2: Penalty,
+    centre: Tensor | None,
     standardizer: Standardizer | None,
 ) -> _Objective:
-    """Return the weighted mean cross-entropy plus l2/2 |W|^2 of K linear heads, with gradient.
+    """Return the weighted mean cross-entropy plus l2/2 |W - centre|^2 of K heads, with gradient.
 
     Each row of `weights` (K, n) sums to 1. Points are (K, C * (D + 1)), and values (K,). For
     multi-label data, the cross-entropy is binary, and the heads of a problem, one for each label,
@@ -175,6 +180,7 @@ def _head_objective(
     """
     problems, penalties = len(weights), torch.as_tensor(l2).to(x).expand(classes)
     penalties = penalties.repeat(problems)  # (K * C,)
+    centres = None if centre is None else centre.to(x).repeat(problems, 1)  # (K * C, D)
     rows = max(1, min(_CHUNK_ROWS, _CHUNK_LOGITS // (problems * classes)))
 
     def sums(head: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
@@ -208,8 +214,9 @@ def _head_objective(
                 one += term
             total = total or terms
         loss, slope, slope_bias = total
-        penalty = (0.5 * penalties * head[:, :-1].square().sum(dim=1)).double()
-        slope = slope.to(head) + penalties[:, None] * head[:, :-1]
+        offset = head[:, :-1] if centres is None else head[:, :-1] - centres
+        penalty = (0.5 * penalties * offset.square().sum(dim=1)).double()
+        slope = slope.to(head) + penalties[:, None] * offset
         gradient = torch.cat([slope, slope_bias.to(head)[:, None]], dim=1).double()
         return loss + penalty.view(len(loss), -1).sum(dim=1), gradient.view_as(flat)
 
@@ -223,6 +230,7 @@ def solve_logistic(
     *,
     classes: int,
     l2: Penalty,
+    centre: Tensor | None = None,
     standardizer: Standardizer | None = None,
     start: Tensor | None = None,
     steps: int = 200,
@@ -231,17 +239,22 @@ def solve_logistic(
     """Minimise the penalised cross-entropy for K sets of sample weights (K, n) at once.
 
     The heads are (K, C, D + 1), float64: weights and, in the last column, biases, which are not
-    penalised. Computations use the dtype of the features, float32 or float64. The features must be
+    penalised. The penalty is on their distance from `centre` (C, D), for standardised features, or
+    from zero. Computations use the dtype of the features, float32 or float64. The features must be
     standardised unless `standardizer` is given; it scales them chunk by chunk, without a copy of
-    the whole matrix. Iterations start from the heads `start` (default: zeros) and stop as in
+    the whole matrix. Iterations start from the heads `start` (default: the centre) and stop as in
     `minimise`, with a `tolerance` for up to `_TOLERANCE_CLASSES` classes. All is computed on the
     device of the features.
     """
     weights = (sample_weight / sample_weight.sum(dim=1, keepdim=True)).to(x)
     y = y.to(x.device)
-    objective = _head_objective(x, y, weights, classes=classes, l2=l2, standardizer=standardizer)
+    objective = _head_objective(
+        x, y, weights, classes=classes, l2=l2, centre=centre, standardizer=standardizer
+    )
     shape = len(weights), classes, x.shape[1] + 1
     first = x.new_zeros(shape, dtype=torch.float64) if start is None else start.double()
+    if start is None and centre is not None:
+        first[:, :, :-1] = centre
     flat = first.flatten(1) if y.ndim == 1 else first.flatten(0, 1)
     if y.ndim == 1:  # the gradient of a class is about 1 / C of the gradient of its own mean loss
         tolerance *= min(1.0, _TOLERANCE_CLASSES / classes)

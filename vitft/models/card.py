@@ -127,6 +127,7 @@ Provenance = TypedDict(
         "from": str,  # name of the weights that a checkpoint was fine-tuned from
         "training": str,  # training recipe of bundled weights
         "data": str,  # training data of bundled weights
+        "prompts": str,  # texts behind a head from class names, which no image has trained
     },
     total=False,
 )

@@ -289,6 +289,9 @@ class Fitted:
         self.inputs = start.inputs  # to the current stage
         self.precision = start.pipeline.precision
         self.best = BestWeights(start.pipeline.model, selects=not start.config.train.budget)
+        self.centre: Tensor | None = None  # weight (C, D) towards which the head is shrunk
+        if start.config.weights.keep_head:
+            self.centre = start.pipeline.model.head.get_parameter("weight").detach().clone()
         self.budget: BudgetResults | None = None  # trials so far, and the layers once chosen
         self.scored: ScoredImages | None = None  # of the distinct images, once computed
         self.adapter: Mapping[str, Tensor] = {}  # LoRA matrices, once merged into the weights

@@ -160,7 +160,8 @@ def load_model(
     group, stage = runtime.group, config.train.stages[0]
     pipeline, report = _load_weights(folder, config, runtime)
     most = ""
-    if config.optim.solver == "lbfgs" and not folder.labels:
+    may_read_more = not (folder.labels or config.weights.keep_head)
+    if config.optim.solver == "lbfgs" and may_read_more:
         several = read_several_blocks(pipeline, config.train, images=len(folder.rows))
         most = "up to " * (several is not pipeline)  # cross-validation will choose the blocks
         pipeline = several

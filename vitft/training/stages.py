@@ -89,6 +89,7 @@ def solve_head_stage(fitted: Fitted) -> SolvedHead:
             views=len(views),
             groups=data.group_ids(data.manifest.train),
             read=training.shape[1] if extractor is None else extractor.prefix.leading,
+            centre=fitted.centre,
         )
 
     images, classes = len(views) * len(data.manifest.train), len(data.manifest.outputs)
@@ -212,7 +213,7 @@ def representative_scores(fitted: Fitted) -> ScoredImages | None:
     if fitted.scored is None and first.data.group.is_main:
         _, _, distinct = _head_features(best.model, first, [eval_view(first.data.transform)])
         l2 = tuple(solved.get("label_l2", ())) or solved["l2"]
-        method = HeadMethod(l2=l2, read=distinct.shape[1])
+        method = HeadMethod(l2=l2, read=distinct.shape[1], centre=fitted.centre)
         _, fitted.scored = _cross_validate_images(first.data, distinct, config, method)
     return fitted.scored
 

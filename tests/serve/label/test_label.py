@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from tests.contract.built.runs import CLASSES, single
+from tests.contract.built.towers import tower
 from tests.support.serving import Client, Reply, command_serving, shown_by
+from vitft import load, zeroshot
 from vitft.cli.label import paths_in_table
 from vitft.cli.main import main
 from vitft.config import TrainSpec
@@ -140,6 +142,26 @@ def test_confident_predictions_of_a_run_represent_its_classes(tmp_path: Path) ->
         pool.paths[i][0].startswith(CLASSES[y]) for i, y in zip(pictures, labels, strict=True)
     )
     assert len(pictures) == len({*pictures}) > 20
+
+
+def test_first_guesses_come_from_class_names_if_the_weights_read_text(tmp_path: Path) -> None:
+    single(tmp_path)
+    tower(tmp_path / "w", "Siglip")
+    train, names = TrainSpec(cache="none", device="cpu"), ["owl", "cat", "red"]
+    folder, weights = find_pictures(tmp_path / "T"), str(tmp_path / "w")
+
+    pool = load_pool(folder, weights=weights, run=None, train=train, names=names)
+
+    expected = load(
+        zeroshot(tmp_path / "T", classes=names, weights=weights, out=tmp_path / "m", device="cpu")
+    ).predict([tmp_path / "T" / paths[0] for paths in pool.paths])
+    sure = {i: one.classes[0] for i, one in enumerate(expected) if one.probabilities[0] > 0.901}
+    assert pool.classes == (*names,)
+    assert pool.stand_ins is not None
+    guessed = {
+        i: names[y] for i, y in zip(*(part.tolist() for part in pool.stand_ins), strict=True)
+    }
+    assert set() != {*sure.items()} <= {*guessed.items()}
 
 
 def test_a_start_that_fails_leaves_no_new_table(

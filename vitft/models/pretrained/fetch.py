@@ -11,7 +11,7 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,13 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ERO
 _BUSY_PATIENCE_S = 60.0  # maximum seconds to keep retrying; a busy hub may set the delay
 
 
-def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> tuple[Path, Provenance]:
+def fetch(
+    entry: CatalogEntry, *, allow_pickle: bool = False, beside: Sequence[str] = ()
+) -> tuple[Path, Provenance]:
     """Return the verified file of a catalogue entry, from the installation, the cache or the hub.
 
-    A copy whose digest is not the one stated by the hub or the publisher is replaced once.
+    A copy whose digest is not the one stated by the hub or the publisher is replaced once. Files of
+    a repository that are named in `beside` and exist are put into the same folder.
 
     Returns:
         The path, and the origin. Its revision is the commit, or empty for a bundled file.
@@ -57,12 +60,13 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> tuple[Path, Pro
         digest, commit = sha256_of(path), path.parent.name
         damage = _find_damage(path, digest, entry.sha256)
         if not damage:
-            # The JSON files of a repository; missing ones are skipped, and damaged ones deleted
-            for name in ("config.json", "preprocessor_config.json") * entry.is_hub_repository:
+            # Further files of a repository; missing ones are skipped, and damaged ones deleted
+            more = ("config.json", "preprocessor_config.json", *beside)
+            for name in more * entry.is_hub_repository:
                 with contextlib.suppress(WeightsError):
-                    beside = _cached_or_downloaded(replace(entry, file=name, revision=commit))
-                    if _find_damage(beside, sha256_of(beside), ""):
-                        _delete_cached(beside)
+                    other = _cached_or_downloaded(replace(entry, file=name, revision=commit))
+                    if _find_damage(other, sha256_of(other), ""):
+                        _delete_cached(other)
             origin |= {"source": f"{entry.repo}/{path.name}", "revision": commit}
             return path, {**origin, "sha256": digest, "licence": entry.licence}
         _delete_cached(path)

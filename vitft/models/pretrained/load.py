@@ -686,10 +686,15 @@ def load_initial_model(
         model, report = load_backbone(
             weights.name,
             num_classes=len(folder.outputs),
-            classes=folder.outputs if keep_head else (),
+            classes=folder.outputs if keep_head or weights.keep_head else (),
             drop_path=drop_path,
             seed=seed,
             **{name: getattr(weights, name) for name in names},
+        )
+    if weights.keep_head and not report.head.startswith("kept"):
+        raise UsageError(
+            f"--keep-head cannot be used: {weights.name} has no head for {listing(folder.outputs)}",
+            fix="use a run or a model from `vitft zeroshot` with the classes of the data",
         )
     # The settings of the resizing method and of the crop
     transform = report.transform

@@ -5,6 +5,7 @@ Importing this module does not import torch.
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from vitft.data.images import GreyRange, check_any_readable, log_inspection, mea
 from vitft.data.mistaken import check_is_folder
 from vitft.data.transforms import eval_view
 from vitft.data.walk import Walk, by_suffix, unused_notes
+from vitft.models.pretrained.text import prompt_head, text_tower
 from vitft.predict.embeddings import load_features
 from vitft.system.cores import usable_cores
 from vitft.system.errors import DataError
@@ -68,10 +70,13 @@ def find_pictures(root: Path) -> Images:
     return Images(root, classes=(), rows=rows, bad=tuple(walk.bad), notes=tuple(notes))
 
 
-def load_pool(folder: Images, *, weights: str, run: str | None, train: TrainSpec) -> PicturePool:
+def load_pool(
+    folder: Images, *, weights: str, run: str | None, train: TrainSpec, names: Sequence[str] = ()
+) -> PicturePool:
     """Compute the features of a folder's pictures, or read them from the cache.
 
-    The features come from `weights` or, if `run` is given, from the model of the run.
+    The features come from `weights` or, if `run` is given, from the model of the run. Without a
+    run, the first guesses come from the class `names`, if the weights have a text tower.
     """
     from vitft.features import extract as features
     from vitft.serve.label.chooser import directions
@@ -99,27 +104,39 @@ def load_pool(folder: Images, *, weights: str, run: str | None, train: TrainSpec
     for file in inspected.rows:
         files.setdefault(file.sha256, []).append(file.path)
     x = extractor.rows([*files], view)
+    logits = None
+    if classes:
+        logits = _logits(pipeline.model, x, pipeline.device)
+    elif len(names) > 1 and text_tower(weights):
+        weight, bias = prompt_head(weights, names).scaled(x)
+        logits = x @ weight.T + bias
     return PicturePool(
         root=folder.root,
         paths=tuple(map(tuple, files.values())),
         digests=tuple(files),
         z=directions(x),
         bad=inspected.bad,
-        classes=classes,
-        stand_ins=_find_stand_ins(pipeline.model, x, pipeline.device) if classes else None,
+        classes=classes or tuple(names) * (logits is not None),
+        stand_ins=None if logits is None else _find_stand_ins(logits),
         grey_range=transform.grey_range,
     )
 
 
-def _find_stand_ins(model: "Model", x: "Tensor", device: "torch.device") -> "tuple[Tensor, Tensor]":
-    """Return the pictures with the most confident predictions, given their features (n, D)."""
+def _logits(model: "Model", x: "Tensor", device: "torch.device") -> "Tensor":
+    """Return the logits (n, C) of the model of a run, given features (n, D)."""
     import torch
 
     from vitft.system.device import exact_float32
 
     with torch.inference_mode(), exact_float32(device):
-        parts = [model.classify(part.to(device)).cpu() for part in x.split(4096)]
-        best, labels = torch.cat(parts).float().softmax(dim=1).max(dim=1)
+        return torch.cat([model.classify(part.to(device)).cpu() for part in x.split(4096)])
+
+
+def _find_stand_ins(logits: "Tensor") -> "tuple[Tensor, Tensor]":
+    """Return the pictures with the most confident predictions, given logits (n, C)."""
+    import torch
+
+    best, labels = logits.float().softmax(dim=1).max(dim=1)
     chosen = []
     for label in labels.unique():
         members = torch.where((labels == label) & (best >= _SURE))[0]
