@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from tests.support.pretend_gpu import pretend_gpu
-from vitft.system import UsageError, exact_float32, pick_device, usable_cores
+from vitft.system import (
+    UsageError,
+    deterministic_algorithms,
+    exact_float32,
+    pick_device,
+    usable_cores,
+)
 
 
 @pytest.mark.parametrize("name", ["gpu", "banana", "0"])
@@ -64,6 +70,19 @@ def test_float32_on_a_gpu_is_exact_and_the_settings_of_the_caller_are_restored(
     assert cudnn.allow_tf32
     assert torch.get_float32_matmul_precision() == precision
     torch.set_float32_matmul_precision("highest")
+
+
+def test_an_operation_without_a_deterministic_algorithm_is_an_error_with_a_fix() -> None:
+    values, first = torch.zeros(3), torch.tensor([0])
+
+    expected = pytest.raises(UsageError, match=r"put_ does not have a deterministic.*\n  fix: ")
+    with expected, deterministic_algorithms():
+        values.put_(first, torch.ones(1))
+    with deterministic_algorithms():
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="has no affinity")

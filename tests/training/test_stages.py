@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from vitft.cli.main import main
 from vitft.config import config_from_table, read_toml
@@ -87,6 +88,25 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, number: int = signal
         whole(stage, step)
 
     monkeypatch.setattr(StepStage, "on_step", on_step)
+
+
+def test_a_deterministic_run_uses_only_deterministic_algorithms(
+    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, whole = list[bool](), StepStage.on_step
+
+    def on_step(stage: StepStage, step: StepResult) -> None:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        whole(stage, step)
+
+    monkeypatch.setattr(StepStage, "on_step", on_step)
+    settings = kind("blocks:1", epochs=1)
+    settings["train"]["deterministic"] = True
+    start(few, tiny_weights, tmp_path / "run", settings)
+
+    assert seen
+    assert all(seen)
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize(

@@ -454,6 +454,8 @@ class TrainSpec:
     Otherwise, JPEG pixels may be off by up to two of 255 grey levels."""
     compile: bool = setting(False, aliases="torch_compile torchcompile")
     """Use torch.compile, which pays off on a GPU after a few minutes."""
+    deterministic: bool = setting(False, aliases="deterministic_algorithms use_deterministic")
+    """Use only torch's deterministic algorithms. They are slower, by how much is not measured."""
     lora_rank: int = setting(8, ge=1, aliases="r rank")
     """Rank of the LoRA matrices."""
     lora_alpha: float = setting(16.0, gt=0)

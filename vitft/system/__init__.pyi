@@ -9,6 +9,7 @@ from .cores import cache_folder as cache_folder
 from .cores import usable_cores as usable_cores
 from .device import BatchLimit as BatchLimit
 from .device import caller_state_preserved as caller_state_preserved
+from .device import deterministic_algorithms as deterministic_algorithms
 from .device import exact_float32 as exact_float32
 from .device import pick_device as pick_device
 from .device import to_device as to_device

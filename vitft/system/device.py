@@ -295,3 +295,28 @@ def caller_state_preserved(*, gpu: bool) -> Iterator[None]:
             np.random.set_state(numpy)  # noqa: NPY002 - see above
             if mps is not None:
                 torch.mps.set_rng_state(mps)
+
+
+@contextlib.contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    """Let torch use only deterministic algorithms inside the `with` block.
+
+    cuBLAS reads its variable when it is first used in a process.
+    """
+    variable, is_on = "CUBLAS_WORKSPACE_CONFIG", torch.are_deterministic_algorithms_enabled()
+    is_set, warns = variable in os.environ, torch.is_deterministic_algorithms_warn_only_enabled()
+    os.environ.setdefault(variable, ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    except RuntimeError as error:
+        if "use_deterministic_algorithms(True)" not in str(error):
+            raise
+        raise UsageError(
+            f"train.deterministic=true: {str(error).partition('.')[0]}",
+            fix="use --set train.deterministic=false, or, in Python, start a new process",
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(is_on, warn_only=warns)
+        if not is_set:
+            del os.environ[variable]

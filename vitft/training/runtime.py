@@ -34,6 +34,7 @@ from vitft.system import console
 from vitft.system.cores import node_cores, usable_cores
 from vitft.system.device import (
     caller_state_preserved,
+    deterministic_algorithms,
     pick_device,
     torch_threads,
 )
@@ -322,6 +323,8 @@ class Runtime:
         """
         started = time.monotonic()
         with contextlib.ExitStack() as stack:
+            if config.train.deterministic:  # before CUDA starts
+                stack.enter_context(deterministic_algorithms())
             stack.enter_context(caller_state_preserved(gpu=config.train.device != "cpu"))
             stopper = stack.enter_context(Stopper(max_seconds))
             group = stack.enter_context(process_group(config.train.timeout, config.train.device))
