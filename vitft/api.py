@@ -191,6 +191,7 @@ def finetune(  # noqa: D417, PLR0913 - the options of the command, which the dec
     allow_pickle: bool | None = None,
     train: str | None = None,
     budget: str | None = None,
+    teacher: str | os.PathLike[str] | None = None,
     solver: Literal["lbfgs", "sgd", "adamw"] | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,

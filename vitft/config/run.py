@@ -150,6 +150,12 @@ class Config:
             "such as --epochs",
         )
         require(
+            not (self.train.teacher and is_lbfgs),
+            f"train.teacher={self.train.teacher} has no use with optim.solver=lbfgs, which fits "
+            "the head to the labels",
+            fix="use --train blocks:N, lora or all without --budget, or --solver adamw",
+        )
+        require(
             not (is_balanced and is_lbfgs),
             "train.sampling=balanced cannot be used with optim.solver=lbfgs",
             fix="add --solver adamw, or use optim.class_weights=true with the default solver",
@@ -393,6 +399,11 @@ def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Co
             key not in idle or not value,  # a flip of 0 is obeyed without augmentation, too
             f"{key} has no effect with train.augment={train.augment}",
             fix=f"remove it, or add {more}",
+        )
+        require(
+            key != "train.teacher_weight" or bool(train.teacher),
+            f"{key} has no effect without a teacher",
+            fix="remove it, or add --teacher RUN",
         )
     # A head that is trained, not solved, because of settings other than the solver
     optim, is_first = table.get("optim", {}), os.environ.get("RANK", "0") == "0"

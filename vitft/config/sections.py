@@ -423,6 +423,20 @@ class TrainSpec:
         common=True,
     )
     """The head is fitted first. Without a budget, `train.layers` decides."""
+    teacher: str = setting(
+        "",
+        "run or model.safetensors whose probabilities are soft targets (distillation)",
+        metavar="RUN",
+        shown="-",
+        aliases="teacher_model distill distillation distillation_teacher",
+    )
+    """[How](training.md#a-small-student-of-a-large-teacher)."""
+    teacher_weight: float = setting(
+        0.5, gt=0, le=1, aliases="distillation_weight distillation_alpha"
+    )
+    """Weight of the teacher's probabilities in the targets. The labels have the rest."""
+    teacher_digest: str = ""
+    """Its SHA-256, recorded by the run. On resume, another teacher is rejected."""
     views: int = setting(0, "augmented copies of each training image to cache", ge=0, le=1000)
     """The original is cached too."""
     head_blocks: int = setting(0, ge=0, le=1024)

@@ -507,8 +507,8 @@ def run_of_weights(weights: str) -> Path:
     return path.parent if path.is_file() else path
 
 
-def images_of_weights(weights: str) -> Set[str]:
-    """Return the digests of the images on which the backbone of a run was trained.
+def images_of_weights(weights: str, *, head: bool = False) -> Set[str]:
+    """Return the digests of the images on which the backbone of a run (or its `head`) was trained.
 
     The images of the run from whose weights it started are included. The result is empty if the
     weights are not a run's, or if the split of the run cannot be read.
@@ -520,8 +520,9 @@ def images_of_weights(weights: str) -> Set[str]:
             if (manifest := run_manifest(run)) is None:
                 break
             config = read_run_config(run)  # after --budget, it has the settings that were chosen
-            if config.get("train", {}).get("layers", "head") != "head":
+            if head or config.get("train", {}).get("layers", "head") != "head":
                 found |= {row.sha256 for row in manifest.train}
+            head = False  # the head of the weights was replaced
             name = config.get("weights", {}).get("name")
             weights = name if isinstance(name, str) else ""
     return found

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import draw_shifts, shift_and_flip
@@ -25,7 +26,7 @@ from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views
 from vitft.features.cut import Cut, run_prefix
 from vitft.features.extract import Extractor
 from vitft.features.label_errors import number_names
-from vitft.metrics.intervals import Groups, number_groups
+from vitft.metrics.intervals import Floats, Groups, number_groups
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.system.cores import usable_cores
@@ -58,6 +59,9 @@ class Dataset:
     groups: Mapping[str, str]  # groups for cross-validation by digest (see `fold_groups`)
     own_split: bool = False  # whether the data, and not vitft, names the validation images
     known_to_weights: int = 0  # images on which the pretrained weights were trained
+    soft: Mapping[str, Floats] = field(default_factory=dict)
+    """A teacher's class probabilities (C,) for the training images, by digest, if it has one."""
+    soft_weight: float = 0.0  # in the targets, beside the labels
 
     @property
     def distinct(self) -> list[Row]:
@@ -68,6 +72,19 @@ class Dataset:
         """Return the targets on the device: class indices (n,), or 0 and 1 in float32 (n, C)."""
         kind = torch.float32 if self.manifest.labels else torch.long
         return to_device(torch.as_tensor(self.manifest.targets(rows), dtype=kind), self.device)
+
+    def targets(self, rows: Sequence[Row]) -> Tensor:
+        """Return what training images are fitted to, on the device.
+
+        With a teacher, these are class probabilities (n, C) of the image, whatever its view: the
+        labels mixed with the probabilities of the teacher. Otherwise, they are the labels.
+        """
+        labels, classes = self.labels(rows), len(self.manifest.outputs)
+        if not self.soft:
+            return labels
+        found = np.array([self.soft[row.sha256] for row in rows]).reshape(len(rows), classes)
+        soft = to_device(torch.from_numpy(found).float(), self.device)
+        return F.one_hot(labels, classes).float().lerp(soft, self.soft_weight)
 
     def group_ids(self, rows: Sequence[Row]) -> Tensor:
         """Return the group numbers (n,) of `rows`; the images of a group share a number."""
@@ -280,7 +297,7 @@ def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) ->
             chunks = (drawn[places.start : places.stop] for places in own)
             made = ((to_device(inputs.features(c, view), data.device), c) for c in chunks)
         for size, (x, chunk) in zip(sizes, made, strict=True):
-            yield Batch(x, data.labels(chunk), size)
+            yield Batch(x, data.targets(chunk), size)
 
     return batches
 

@@ -15,7 +15,7 @@ from vitft.config.run import (
     read_run_config,
     section_from_table,
 )
-from vitft.config.schema import shown_value
+from vitft.config.schema import one_class_only, shown_value
 from vitft.data.demo import DEMO_FOLDER
 from vitft.data.fixes import apply_fixes
 from vitft.data.image_table import Images
@@ -25,6 +25,8 @@ from vitft.data.remote.places import place_of, short_name
 from vitft.data.scan import assign_parts, scan
 from vitft.data.split import check_folder_classes
 from vitft.data.table import TABLE_SUFFIXES, is_table
+from vitft.models.card import open_checkpoint
+from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import check_weights_name, default_weights
 from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import require_extra
@@ -47,7 +49,7 @@ _RESUME_CHANGES = frozenset(
     f"{section}.{name}"
     for section, names in {
         "data": "path root classes allow_private_addresses like",
-        "train": "device cache tracker timeout",
+        "train": "device cache teacher tracker timeout",
     }.items()
     for name in names.split()
 )
@@ -91,6 +93,7 @@ def check_request(config: Config, out: str | None) -> tuple[Config, Images, Path
         name = short_name(config.data.path) if folder.shown else data.name or data
         log_data(folder, str(name))
     config = _with_weights(config, images=len(folder.rows))
+    config = _with_teacher(config, folder)
     draws = {"--group-duplicates": config.data.group_duplicates}
     draws[f"--split {config.data.split}"] = config.data.split in ("time", "random")
     for name in (name for name, is_set in draws.items() if is_set and folder.layout == "split"):
@@ -162,6 +165,35 @@ def _with_weights(config: Config, *, images: int) -> Config:
     return replace(config, weights=replace(config.weights, name=name))
 
 
+def _with_teacher(config: Config, folder: Images) -> Config:
+    """Return the settings with the path and digest of the teacher, if any, after checking it."""
+    train = config.train
+    if not train.teacher:
+        return config
+    images = apply_fixes(folder, config.data)[0]
+    if images.labels:
+        raise one_class_only(f"train.teacher={train.teacher}")
+    opened = open_checkpoint(find_model(train.teacher))
+    opened.check_digest(digest := opened.digest())
+    if train.teacher_digest not in ("", digest):
+        raise RunError(
+            f"the teacher {train.teacher} has changed since the start of the run (sha256 was "
+            f"{train.teacher_digest[:12]} and is now {digest[:12]})",
+            fix="restore the original file, or start a new run",
+        )
+    known, wanted = {*opened.card.classes}, {*images.classes}
+    differences = {"lacks": wanted - known, "also has": known - wanted}
+    if known != wanted or opened.card.thresholds:
+        found = [f"{verb} {listing(sorted(names))}" for verb, names in differences.items() if names]
+        raise RunError(
+            f"the teacher {train.teacher} does not have the classes of the data: it "
+            f"{' and '.join(found) or 'has several labels per image'}",
+            fix="use a model of the same classes, or change the classes of the data with --classes",
+        )
+    path = str(opened.path.resolve())
+    return replace(config, train=replace(train, teacher=path, teacher_digest=digest))
+
+
 def check_resume(
     path: Path, named: Iterable[tuple[str, Any]], typed: Mapping[str, str] | None = None
 ) -> tuple[Config | None, Images | None, Path]:
@@ -212,7 +244,7 @@ def check_resume(
     folder = assign_parts(scan(data, config.data), config.data.val_from)
     if config.data.like:
         check_is_run(config.data.like, name="like")
-    return config, folder, path
+    return _with_teacher(config, folder), folder, path
 
 
 def _changed_settings(

@@ -25,6 +25,7 @@ from vitft.training.setup import (
     split_images,
 )
 from vitft.training.stages import StepStage, solve_head_stage
+from vitft.training.teacher import with_soft_targets
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,8 @@ def run_finetuning(
         # what the split needs to keep copies together. Later stages may need further features
         images, features, fingerprints = extract_features(pipeline, folder, config, runtime)
         data = split_images(images, folder.rows, fingerprints, pipeline, config, runtime)
+        if config.train.teacher:
+            data = with_soft_targets(data, config)
         inputs = first_inputs(data, pipeline, features, config)
         start = Start(config=config, pipeline=pipeline, report=report, inputs=inputs)
         start = try_other_starts(start, runtime)  # with a time budget: e.g. a larger input size
