@@ -23,6 +23,7 @@ from .classification import mean_loss as mean_loss
 from .classification import probability_metrics as probability_metrics
 from .classification import two_class_metrics as two_class_metrics
 from .counts import adjusted_counts as adjusted_counts
+from .counts import powered_counts as powered_counts
 from .intervals import IndependentDifference as IndependentDifference
 from .intervals import PairedDifference as PairedDifference
 from .intervals import accuracy_interval as accuracy_interval

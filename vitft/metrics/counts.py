@@ -1,19 +1,27 @@
-"""Numbers of images of each class, from predictions and from those for held-out images.
+"""Numbers of images of each class, from predictions and images of which the class is known.
 
 C is the number of classes, L the number of levels of confidence, which is the probability of the
 predicted class.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitft.metrics.intervals import PRIOR_IMAGES, Floats, Groups
+from vitft.metrics.intervals import (
+    PRIOR_IMAGES,
+    Floats,
+    Groups,
+    design_effect,
+    score_interval,
+)
 
 LEVELS, _UNSURE = 2, 0.3  # levels of confidence; fraction of held-out images with the lower one
 _CHAINS, _SWEEPS, _FEWEST_SWEEPS, _BURN_IN = 20, 1000, 600, 0.2
 """Numbers of parallel chains and of draws of each, and the additional part that is not used."""
 _MOST_DRAWN = 2 * 10**7  # elements of all matrices of confusion; many classes have fewer draws
+_PRIOR_LABELS = 5  # images with exact predictions, added where the weight of them is estimated
 _Numbers = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
@@ -52,7 +60,7 @@ def adjusted_counts(predicted: Groups, confusion: Floats, effect: float = 1.0) -
         return [ClassCount(float(n), n, n) for n in predicted.sum(axis=1).tolist()]
     rng, seen = np.random.default_rng(0), np.flatnonzero(predicted)
     images = predicted.ravel()[seen]  # of K pairs of a predicted class and a level
-    fixed = (confusion + PRIOR_IMAGES * _average(confusion)).reshape(classes, -1)  # (C, C * L)
+    fixed = _smoothed(confusion).reshape(classes, -1)  # (C, C * L)
     others = np.delete(fixed, seen, axis=1).sum(axis=1)  # of the pairs without images, together
     fixed = np.column_stack([fixed[:, seen], others])  # (C, K + 1)
     rates = fixed / fixed.sum(axis=1, keepdims=True)
@@ -76,15 +84,65 @@ def adjusted_counts(predicted: Groups, confusion: Floats, effect: float = 1.0) -
     return [ClassCount(*row) for row in zip(*columns, strict=True)]
 
 
-def _average(confusion: Floats) -> Floats:
-    """Return the rates of confusion (C, C, L) if all classes are as difficult, none of them 0."""
+def powered_counts(
+    predicted: Groups,
+    confusion: Floats,
+    labels: Groups,
+    answers: tuple[Groups, Groups],
+    groups: Groups | None = None,
+) -> list[ClassCount]:
+    """Return how many of some images belong to each class, given the classes of a random sample.
+
+    `predicted` and `confusion` are those of `adjusted_counts`, `labels` (n,) the true classes of
+    the sample, and `answers` its predicted classes and levels (n,). Each image has a probability of
+    each class, from its predicted class and level. The count is the sum of these probabilities,
+    times a weight, plus the mean over the sample of what they lack, times the number of images. The
+    weight, from 0 to 1, minimises the variance, and is the same for all classes so that the counts
+    add up. It holds whatever the mistakes in these images are, because the sample shows them.
+
+    The interval is Wilson's for the number of labels that would be as informative as the sample
+    without predictions: more if the residuals vary less than the labels, fewer by the design
+    effect of `groups` (n,), and more the fewer images are not in the sample. One image is added to
+    both variances, so a class that is never seen has a width. A complete sample is exact.
+
+    Source: Angelopoulos, Duchi & Zrnic 2023, "PPI++: efficient prediction-powered inference",
+    https://arxiv.org/abs/2311.01453, for a batch instead of a distribution.
+    """
+    total, images, fixed = int(predicted.sum()), len(labels), _smoothed(confusion)
+    joint = fixed / fixed.sum(axis=(1, 2), keepdims=True)
+    joint *= (1.0 + predicted.sum(axis=1))[:, None, None]
+    chances = joint / joint.sum(axis=0)  # of each class, given the prediction (C, C, L)
+    means = (chances * predicted).sum(axis=(1, 2)) / max(1, total)
+    if not images:
+        return [ClassCount(float(total * mean), 0, total) for mean in means]
+    own = labels == np.arange(len(chances))[:, None]  # (C, n)
+    given = chances[:, *answers]
+    around = given - given.mean(axis=1, keepdims=True)
+    prior = float((chances**2 * predicted).sum() / total - (means**2).sum()) * _PRIOR_LABELS
+    weight = (float((around * own).sum()) + prior) / (float((around**2).sum()) + prior + 1e-12)
+    residuals = own - min(1.0, max(0.0, weight)) * given
+    estimates = min(1.0, max(0.0, weight)) * means + residuals.mean(axis=1)
+    known, found = own.sum(axis=1), list[ClassCount]()
+    for seen, estimate, one in zip(known.tolist(), estimates.tolist(), residuals, strict=True):
+        least, most = seen, total - images + seen
+        fraction = min(most, max(least, estimate * total)) / total
+        ratio = (images * one.var() + 1) / (seen * (1 - seen / images) + 1)
+        ratio *= design_effect(one - one.mean(), groups) * max(1e-12, 1 - images / total)
+        low, high = (total * end for end in score_interval(fraction, images / ratio))
+        ends = max(least, math.floor(low + 1e-6)), min(most, math.ceil(high - 1e-6))
+        found.append(ClassCount(fraction * total, *ends))
+    return found
+
+
+def _smoothed(confusion: Floats) -> Floats:
+    """Add `PRIOR_IMAGES` held-out images to each class, which are predicted as the average is."""
     classes, _, levels = confusion.shape
     right = np.einsum("kkl->l", confusion)
     wrong = confusion.sum(axis=(0, 1)) - right
     right, wrong = right + 1 / levels, wrong + 1 / levels
     own = np.eye(classes)[:, :, None]
-    rates = own * right + (1 - own) * wrong / (classes - 1)
-    return np.asarray(rates / (right.sum() + wrong.sum()))
+    rates = own * right + (1 - own) * wrong / max(1, classes - 1)
+    return np.asarray(confusion + PRIOR_IMAGES * rates / (right.sum() + wrong.sum()))
 
 
 def _dirichlet(rng: np.random.Generator, images: _Numbers) -> Floats:
