@@ -341,9 +341,12 @@ def sets_text(
 
 
 def counted_text(
-    images: int, held_out: Mapping[str, int], *, unlike: int = 0, unreadable: int = 0
+    images: int, known: Mapping[str, int], kind: str, *, unlike: int = 0, unreadable: int = 0
 ) -> str:
-    """Return how many images were counted and how many were not, for counts of each class."""
+    """Return how many images were counted and how many were not, for counts of each class.
+
+    `known` are the images on which the mistakes are known, and their groups, and `kind` says which.
+    """
     left_out = [
         *[f"{unlike:,} unlike the training images (usually {percent(_USUALLY_UNLIKE, 0)})"]
         * bool(unlike),
@@ -351,7 +354,7 @@ def counted_text(
     ]
     return (
         f"counted: {count(images, 'image')}, adjusted for the mistakes on "
-        f"{scored_images(held_out, 'held-out image')}"
+        f"{scored_images(known, kind)}"
         f"{'. Not counted: ' * bool(left_out)}{', '.join(left_out)}"
     )
 

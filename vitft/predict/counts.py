@@ -1,19 +1,97 @@
 """`vitft predict --counts`: the number of images of each class, adjusted for mistakes."""
 
-from dataclasses import dataclass
+import logging
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from vitft.data.parts import AUDIT, CHOSEN
+from vitft.data.sources import ImageSource
+from vitft.data.table import TableReader
+from vitft.data.web import is_url
 from vitft.messages.results import counted_text
-from vitft.metrics.counts import LEVELS, adjusted_counts, confidence_levels
-from vitft.metrics.intervals import Floats, design_effect
-from vitft.predict.rows import OUT_OF_DISTRIBUTION, Tally
-from vitft.system.errors import UsageError
+from vitft.metrics.counts import LEVELS, adjusted_counts, confidence_levels, powered_counts
+from vitft.metrics.intervals import Floats, Groups, design_effect
+from vitft.predict.rows import OUT_OF_DISTRIBUTION, Prediction, Tally
+from vitft.system.errors import DataError, UsageError
+from vitft.system.suggest import misspelt_name
+from vitft.system.text import count
+
+log = logging.getLogger(__name__)
 
 COUNT_COLUMNS = ("class", "images", "low", "high", "predicted")
 _MOST_CLASSES = 500  # with which counting takes less than a minute
+_FEWEST_LABELS = 30  # unless all images have a label
+_FIX = "use a table with the columns path and label, one image per line, and paths relative to it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledSample:
+    """True classes of images that were drawn at random from those to count."""
+
+    labels: dict[str, tuple[int, int]]  # numbers of the class and group, by the name of the image
+    predicted: list[tuple[str, float, int, int]] = field(default_factory=list)
+    """Class and rounded probability, and both of `labels`, of the images that are counted."""
+
+    @classmethod
+    def read(cls, path: Path, classes: Sequence[str], images: Iterable[ImageSource]) -> Self:
+        """Read a table with the columns path and label, perhaps group and that of `vitft label`.
+
+        A DataError says that the table is invalid, or names an image that is not to be counted.
+        """
+        reader, files = (
+            TableReader(path, missing="check the path", fix=_FIX),
+            dict[str, list[str]](),
+        )
+        for image in images:
+            files.setdefault(image.url or os.path.abspath(image.path), []).append(image.name)  # noqa: PTH100
+        found, lines, others = dict[str, tuple[int, int]](), dict[str, int](), 0
+        index, groups = {name: i for i, name in enumerate(classes)}, dict[str, int]()
+        for row in reader.records("path", "label"):
+            if row.get(CHOSEN, AUDIT) != AUDIT:
+                others += 1
+                continue
+            name, label = reader.checked(row["path"], "path", is_path=True), row["label"].strip()
+            file = name if is_url(name) else os.path.abspath(path.parent / name)  # noqa: PTH100
+            if label not in index:
+                meant = misspelt_name(label, classes)
+                problem = (
+                    f"{reader.checked(label, 'label') or 'nothing'} is not a class of the model"
+                )
+                fix = f"write {meant}" if meant else "correct the label, or remove the line"
+                raise reader.error(problem, column="label", fix=fix)
+            problem, fix = "", "keep one of the lines"
+            if file in lines:
+                problem = f"{name} is also in {reader.unit} {lines[file]}"
+            elif file not in files:
+                problem = f"{name} is not one of the images to count"
+                fix = "correct the path, which is relative to the table, or name the same images"
+            if problem:
+                raise reader.error(problem, column="path", fix=fix)
+            lines[file] = reader.line
+            group = groups.setdefault(row.get("group", "").strip() or file, len(groups))
+            found |= dict.fromkeys(files[file], (index[label], group))
+        if others:
+            log.info(
+                f"not used: {count(others, 'line')} of {path} that vitft label did not draw at "
+                "random, or skipped"
+            )
+        if len(lines) < min(_FEWEST_LABELS, len(files)):
+            problem = f"{path} has the labels of {count(len(lines), 'image')} drawn at random"
+            raise DataError(problem, fix=f"label at least {_FEWEST_LABELS}, or all images")
+        return cls(labels=found)
+
+    def noting(self, predictions: Iterable[Prediction]) -> Iterator[Prediction]:
+        """Yield the predictions unchanged, and note those for the sample."""
+        for one in predictions:
+            if one.path in self.labels and not (one.error or OUT_OF_DISTRIBUTION in one.notes):
+                probability = round(one.probability, 3)
+                self.predicted.append((one.answer, probability, *self.labels[one.path]))
+            yield one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +103,7 @@ class Confusion:
     probability: Floats  # of each predicted class
     held_out: dict[str, int]  # numbers of images, and of groups of dependent images or 0
     effect: float  # design effect of the groups
+    sample: LabelledSample | None = None
 
     @classmethod
     def read(cls, run: Path) -> Self:
@@ -66,17 +145,33 @@ class Confusion:
 
     def rows(self, tally: Tally) -> list[tuple[str, int, int, int, int]]:
         """Return the cells of `COUNT_COLUMNS` for each class."""
-        index = {name: i for i, name in enumerate(self.classes)}
-        own = np.array([index[name] for name, _ in tally.counted], int)
-        levels = confidence_levels(np.array([p for _, p in tally.counted]), self.probability)
-        images = np.zeros((len(index), LEVELS), int)
-        np.add.at(images, (own, levels), [*tally.counted.values()])
+        images = np.zeros((len(self.classes), LEVELS), int)
+        np.add.at(images, self._places(tally.counted), [*tally.counted.values()])
         predicted = images.sum(axis=1).tolist()
-        counts = adjusted_counts(images, self.matrix, self.effect)
+        if self.sample is None:
+            counts = adjusted_counts(images, self.matrix, self.effect)
+        else:
+            found = self.sample.predicted
+            labels, groups = np.array([one[2:] for one in found], int).reshape(-1, 2).T
+            counts = powered_counts(images, self.matrix, labels, self._places(found), groups)
         return [
             (name, round(found.images), found.low, found.high, own)
             for name, found, own in zip(self.classes, counts, predicted, strict=True)
         ]
+
+    def _places(self, answers: Collection[tuple[Any, ...]]) -> tuple[Groups, Groups]:
+        """Return the classes and levels (n,) of tuples of a class, a probability and more."""
+        index = {name: i for i, name in enumerate(self.classes)}
+        probability = np.array([p for _, p, *_ in answers])
+        own = np.array([index[name] for name, *_ in answers], int)
+        return own, confidence_levels(probability, self.probability)
+
+    @property
+    def labelled(self) -> dict[str, int]:
+        """Numbers of labelled images, and of their groups or 0."""
+        found = self.sample.predicted if self.sample else []
+        groups = len({group for *_, group in found})
+        return {"images": len(found), "groups": groups if groups < len(found) else 0}
 
     def to_json(self, tally: Tally) -> dict[str, Any]:
         """Return the number of images of each class, and of those that are not counted."""
@@ -86,6 +181,7 @@ class Confusion:
             "unlike": tally.marks[OUT_OF_DISTRIBUTION],
             "unreadable": tally.errors,
             "held_out": self.held_out,
+            "labelled": self.labelled,
             "classes": [
                 {"class": name, "images": images, "interval": (low, high), "predicted": own}
                 for name, images, low, high, own in rows
@@ -95,4 +191,6 @@ class Confusion:
     def summary(self, tally: Tally) -> str:
         """Return what was counted and what was not."""
         unlike, images = tally.marks[OUT_OF_DISTRIBUTION], tally.counted.total()
-        return counted_text(images, self.held_out, unlike=unlike, unreadable=tally.errors)
+        used = self.labelled if self.sample else self.held_out
+        kind = "labelled image" if self.sample else "held-out image"
+        return counted_text(images, used, kind, unlike=unlike, unreadable=tally.errors)

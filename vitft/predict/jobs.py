@@ -20,7 +20,7 @@ from vitft.data.web import WebLimits, is_url
 from vitft.messages.results import INTERVAL
 from vitft.models.card import lacks_card, open_checkpoint
 from vitft.models.find import find_model
-from vitft.predict.counts import COUNT_COLUMNS, Confusion
+from vitft.predict.counts import COUNT_COLUMNS, Confusion, LabelledSample
 from vitft.predict.engine import FEW_IMAGES, Engine, NumpyEngine, Pipeline
 from vitft.predict.groups import answer_groups
 from vitft.predict.onnx_engine import OnnxEngine
@@ -82,7 +82,7 @@ def run_prediction(
         groups=request.groups,
     )
     out = None if request.out is None else Path(request.out)
-    confusion = Confusion.read(checkpoint.parent) if request.counts else None
+    confusion, images = _read_confusion(request, checkpoint.parent, images)
     if out and request.resume and out.exists():
         return _errors_of_finished(out, request, images)
     engine, images = _choose_engine(request, checkpoint, images)
@@ -107,7 +107,7 @@ def run_prediction(
         found = pipeline.predict(remaining)
         return found if pictures is None else illustrate(engine, found, pictures)
 
-    combine = partial(answer_groups, postprocess=postprocess)
+    combine = partial(_combine, postprocess=postprocess, confusion=confusion)
     if out:
         options = _job_options(request, checkpoint, postprocess)
         tally = _predict_to_file(out, request, form, options, images, predict, combine)
@@ -123,6 +123,28 @@ def run_prediction(
     if pictures is not None:
         log.info(f"wrote overlays to {pictures}/")
     return tally.errors if tally else 0
+
+
+def _read_confusion(
+    request: PredictRequest, run: Path, images: Iterator[ImageSource]
+) -> tuple[Confusion | None, Iterator[ImageSource]]:
+    """Return the mistakes that counts are adjusted for, if they are requested, and all images."""
+    if not request.counts:
+        return None, images
+    confusion = Confusion.read(run)
+    if request.labels is None:
+        return confusion, images
+    listed = [*images]
+    sample = LabelledSample.read(Path(request.labels), confusion.classes, listed)
+    return replace(confusion, sample=sample), iter(listed)
+
+
+def _combine(
+    predictions: Iterator[Prediction], postprocess: Postprocess, confusion: Confusion | None
+) -> Iterator[Prediction]:
+    """Yield one prediction per image or group, and note those for labelled images."""
+    found = answer_groups(predictions, postprocess)
+    return confusion.sample.noting(found) if confusion and confusion.sample else found
 
 
 def _row_format(request: PredictRequest, labels: Sequence[str] = ()) -> RowFormat:

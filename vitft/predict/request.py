@@ -105,6 +105,7 @@ class PredictRequest(Marks):
     top_k: int = 1
     format: str | None = None  # one of `ROW_FORMATS`; None to infer it (see `style`)
     counts: bool = False  # whether to print the number of images of each class instead of rows
+    labels: str | None = None  # table of the classes of a random sample of the images to count
     out: str | None = None
     """Output file; None to pass the lines to the `write` argument of `run_prediction`."""
     bom: bool = False
@@ -174,8 +175,7 @@ class PredictRequest(Marks):
         if self.tta and self.guarantees:
             problem = f"{self.guarantees[0]} does not support --tta, which changes probabilities"
             raise UsageError(problem, fix="remove --tta")
-        if self.counts:
-            self._check_counts()
+        self._check_counts()
         if self.style != "csv" and self.bom:
             raise UsageError("--bom needs the CSV format", fix="add --format csv, or remove --bom")
         if self.resume and self.out is None:
@@ -213,7 +213,11 @@ class PredictRequest(Marks):
             raise UsageError(problem, fix="remove one of them")
 
     def _check_counts(self) -> None:
-        """Raise UsageError if an option has no effect with `counts`, or a wrong one."""
+        """Raise UsageError if an option has no effect with or without `counts`, or a wrong one."""
+        if not self.counts:
+            if self.labels is not None:
+                raise UsageError("--labels has no effect without --counts", fix="add --counts")
+            return
         if self.format not in (None, *_COUNT_FORMATS):
             raise UsageError(
                 f"--counts does not support --format {self.format}",
