@@ -139,6 +139,8 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "labels.csv").write_text("\n".join(["path,label", *rows]) + "\n")
     sites = [f"{row},{'north' if number % 3 else 'south'}" for number, row in enumerate(rows)]
     (folder / "new.csv").write_text("\n".join(["path,label,site", *sites]) + "\n")
+    answers = [f"new_{row}" for row in rows[::2]]  # 30 of 60
+    (folder / "answers.csv").write_text("\n".join(["path,label", *answers]) + "\n")
     (folder / "classes.csv").write_text("class,new_class\ntulip,bulb\n")
     (folder / "tree.csv").write_text("class,parent\ndaisy,composite\nsunflower,composite\n")
     (folder / "fixes.csv").write_text("path,action,label,new_label\n")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitft.metrics import adjusted_counts
+from vitft.metrics import adjusted_counts, powered_counts
 
 PRIOR_IMAGES = 2
 """Images that each class has in addition, which are predicted as the average image is."""
@@ -110,3 +110,50 @@ def test_predictions_of_low_confidence_are_adjusted_more() -> None:
 
     assert sure.low > 90
     assert unsure.high < 60
+
+
+def batch(
+    rng: np.random.Generator, sample: int, *, size: int = 2000, burst: int = 1
+) -> tuple[np.ndarray[Any, Any], list[Any]]:
+    """Return the true numbers of a batch, and the counts from the labels of a sample of bursts.
+
+    A third of the rare class, of which the held-out images show no mistakes, is predicted wrongly.
+    """
+    true = np.repeat(rng.choice(3, size // burst, p=[0.69, 0.3, 0.01]), burst)
+    is_wrong = rng.random(size // burst) < np.array([0.02, 0.04, 0.33])[true[::burst]]
+    answer = np.where(np.repeat(is_wrong, burst), (true + 1) % 3, true)
+    level, groups = np.zeros(size, int), np.arange(size) // burst
+    predicted = np.bincount(answer, minlength=3)[:, None]
+    some = np.isin(groups, rng.permutation(size // burst)[: sample // burst])
+    own = (answer[some], level[some])
+    confusion = 50 * np.eye(3)[:, :, None]
+    counts = powered_counts(predicted, confusion, true[some], own, groups[some])
+    return np.bincount(true, minlength=3), counts
+
+
+def test_counts_are_exact_if_all_images_have_labels() -> None:
+    true, counts = batch(np.random.default_rng(0), 2000)
+
+    assert [one.images for one in counts] == pytest.approx(true)
+    assert [(one.low, one.high) for one in counts] == [(n, n) for n in true.tolist()]
+
+
+@pytest.mark.parametrize(("sample", "burst"), [(100, 1), (1000, 1), (200, 4)])
+def test_intervals_from_labels_contain_the_true_numbers(sample: int, burst: int) -> None:
+    """Also of a class that few samples show; held-out images would promise no mistakes."""
+    rng, inside, errors = np.random.default_rng(1), [], []
+    for _ in range(200):
+        true, counts = batch(rng, sample, burst=burst)
+        inside.append([one.low <= n <= one.high for n, one in zip(true, counts, strict=True)])
+        errors.append([one.images - n for n, one in zip(true, counts, strict=True)])
+
+    assert np.mean(inside, axis=0).min() > 0.92
+    bias, spread = np.mean(errors, axis=0), np.std(errors, axis=0)
+    assert np.abs(bias).max() < 0.3 * spread.max()
+    assert sum(one.images for one in counts) == pytest.approx(2000, abs=20)
+
+
+def test_predictions_make_the_interval_from_labels_shorter() -> None:
+    _, (_, common, _) = batch(np.random.default_rng(2), 200)
+
+    assert common.high - common.low < 0.7 * 2 * 1.96 * 2000 * math.sqrt(0.3 * 0.7 / 200)

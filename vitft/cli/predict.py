@@ -70,8 +70,7 @@ common options:
 --tree FILE  table with the columns class and parent: an unsure class becomes its lowest sure parent
 --counts  print the number of images of each class, adjusted for mistakes, instead of rows (table,
     json or csv)
---labels FILE  table with the columns path and label: classes of a random sample of the images, for
-    --counts
+--labels FILE  table with the columns path and label of a random sample, which corrects --counts
 --group-by COLUMN|folder|PATTERN  one row per group (burst, video, patient) by column, parent folder
     or regular expression
 --explain DIR  new folder for relevance overlays of the images
