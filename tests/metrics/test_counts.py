@@ -150,10 +150,15 @@ def test_intervals_from_labels_contain_the_true_numbers(sample: int, burst: int)
     assert np.mean(inside, axis=0).min() > 0.92
     bias, spread = np.mean(errors, axis=0), np.std(errors, axis=0)
     assert np.abs(bias).max() < 0.3 * spread.max()
-    assert sum(one.images for one in counts) == pytest.approx(2000, abs=20)
 
 
-def test_predictions_make_the_interval_from_labels_shorter() -> None:
-    _, (_, common, _) = batch(np.random.default_rng(2), 200)
+@pytest.mark.parametrize("sample", [200, 1000])
+def test_predictions_and_a_complete_sample_make_the_interval_from_labels_shorter(
+    sample: int,
+) -> None:
+    _, counts = batch(np.random.default_rng(2), sample)
 
-    assert common.high - common.low < 0.7 * 2 * 1.96 * 2000 * math.sqrt(0.3 * 0.7 / 200)
+    common = counts[1]
+    assert sum(one.images for one in counts) == pytest.approx(2000)
+    of_labels = 2 * 1.96 * 2000 * math.sqrt(0.3 * 0.7 * (1 / sample - 1 / 2000))
+    assert common.high - common.low < 0.48 * of_labels
