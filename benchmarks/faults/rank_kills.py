@@ -55,7 +55,8 @@ def launch(home: Path, out: Path, *options: str) -> list[int]:
     words = command(home, out, *OPTIONS, *options)
 
     def join(rank: int) -> None:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
     return [

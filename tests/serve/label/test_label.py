@@ -144,7 +144,9 @@ def test_confident_predictions_of_a_run_represent_its_classes(tmp_path: Path) ->
     assert len(pictures) == len({*pictures}) > 20
 
 
-def test_first_guesses_come_from_class_names_if_the_weights_read_text(tmp_path: Path) -> None:
+def test_first_guesses_come_from_class_names_if_the_weights_read_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     single(tmp_path)
     tower(tmp_path / "w", "Siglip")
     train, names = TrainSpec(cache="none", device="cpu"), ["owl", "cat", "red"]
@@ -162,6 +164,11 @@ def test_first_guesses_come_from_class_names_if_the_weights_read_text(tmp_path: 
         i: names[y] for i, y in zip(*(part.tolist() for part in pool.stand_ins), strict=True)
     }
     assert set() != {*sure.items()} <= {*guessed.items()}
+
+    (tmp_path / "w" / "tokenizer.json").unlink()
+    pool = load_pool(folder, weights=weights, run=None, train=train, names=names)
+    assert pool.stand_ins is None
+    assert "no first guesses from the class names" in caplog.text
 
 
 def test_a_start_that_fails_leaves_no_new_table(

@@ -4,6 +4,7 @@ Importing this module does not import torch.
 """
 
 import hashlib
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from vitft.data.walk import Walk, by_suffix, unused_notes
 from vitft.models.pretrained.text import prompt_head, text_tower
 from vitft.predict.embeddings import load_features
 from vitft.system.cores import usable_cores
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, VitftError
 from vitft.system.text import count
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitft.models.timm_model import Model
+
+log = logging.getLogger(__name__)
 
 _MOST_PICTURES = 50_000  # maximum number of files; if there are more, a random subset is used
 _SURE = 0.9  # minimum predicted probability of a picture that represents a class of the run
@@ -107,9 +110,13 @@ def load_pool(
     logits = None
     if classes:
         logits = _logits(pipeline.model, x, pipeline.device)
-    elif len(names) > 1 and text_tower(weights):
-        weight, bias = prompt_head(weights, names).scaled(x)
-        logits = x @ weight.T + bias
+    elif len(names) > 1:
+        try:
+            if text_tower(weights):
+                weight, bias = prompt_head(weights, names).scaled(x)
+                logits = x @ weight.T + bias
+        except VitftError as error:  # they only save time
+            log.warning(f"no first guesses from the class names: {error.problem}. {error.fix}")
     return PicturePool(
         root=folder.root,
         paths=tuple(map(tuple, files.values())),
