@@ -64,18 +64,6 @@ def test_modules_that_check_arguments_start_without_torch(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["finetune", "--help"], ["predict", "--help"]])
-def test_help_needs_neither_torch_nor_rich(arguments: list[str]) -> None:
-    done = python(
-        "import sys\nfrom vitft.cli.main import main\n"
-        f"try:\n    main({arguments!r})\nexcept SystemExit as end:\n    assert end.code == 0\n"
-        "assert not {'torch', 'rich', 'PIL', 'numpy'} & set(sys.modules), 'heavy import'"
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert "usage: vitft" in done.stdout
-
-
 def test_a_run_without_sharding_does_not_import_dtensor() -> None:
     done = python(
         "import sys, vitft.training.run; print('torch.distributed.tensor' in sys.modules)"

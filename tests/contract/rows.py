@@ -18,6 +18,7 @@ run      command line without `vitft`; `finetune` and `check` get small weights 
 exit     exit code (default 0)
 says     words that are printed, in any case and however wrapped; `fix` of the last fix only
 never    words that are not printed
+without  modules that the command does not import; it runs in an interpreter of its own
 classes  names in class_indices.json of the run
 offers   text of the printed fix or note that `then` follows, literally
 then     table with `run`, `exit`, `says`, `never` and `classes` of a second command, which contains
@@ -41,6 +42,7 @@ from unittest import mock
 import numpy as np
 from PIL import Image
 
+from tests.support.children import python
 from vitft.cli.main import main
 
 PIXELS = 16
@@ -56,6 +58,7 @@ class Expected:
     says: Sequence[str] = ()
     fix: Sequence[str] = ()
     never: Sequence[str] = ()
+    without: Sequence[str] = ()
     classes: Sequence[str] | None = None
 
 
@@ -132,7 +135,7 @@ def check_command(expected: Expected, weights: Path, out: str) -> str:
     """Run a command, check its exit code, words and classes, and return what it printed."""
     words = words_of(expected.run, weights, out)
     out = words[words.index("--out") + 1] if "--out" in words else out
-    code, printed = run(words)
+    code, printed = run_alone(words, expected.without) if expected.without else run(words)
     assert code == expected.exit, printed
     told = flat(printed).lower()
     fixes = told.rpartition("fix: ")[2]
@@ -158,6 +161,19 @@ def run(words: Sequence[str]) -> tuple[int, str]:
         code = main(list(words))
     assert "Traceback" not in printed.getvalue(), printed.getvalue()
     return code, printed.getvalue()
+
+
+def run_alone(words: Sequence[str], without: Sequence[str]) -> tuple[int, str]:
+    """Do as `run` in another interpreter, which ends with 1 if it imports one of the modules."""
+    done = python(
+        "import sys; from vitft.cli.main import main; code = main(sys.argv[2:])\n"
+        "sys.exit(code if {*sys.argv[1].split()}.isdisjoint(sys.modules) else 'imported')",
+        " ".join(without),
+        *words,
+        env={"HF_HUB_OFFLINE": "1"},
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout + done.stderr
 
 
 def flat(text: str) -> str:

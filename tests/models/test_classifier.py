@@ -9,7 +9,6 @@ import torch
 
 from tests.conftest import tiny
 from tests.support.export_run import make_run
-from vitft.cli.main import main
 from vitft.export import export_run, plan_export
 from vitft.models import TimmConfig, find_model, load_classifier, load_pretrained
 from vitft.system import RunError
@@ -71,28 +70,3 @@ def test_weights_of_another_tool_without_class_names_are_refused_with_the_reason
         load_classifier(find_model(str(folder)))
 
     assert caught.value.fix.startswith("use it as pretrained weights: vitft finetune")
-
-
-KINDS = [
-    ("model.onnx", "is an ONNX graph, which only `vitft predict`, `evaluate` and `serve` can run"),
-    ("model.pt2", "is a torch.export program"),
-    ("model.pth", "is a Python pickle"),
-    ("model.npz", "is a NumPy archive"),
-    ("index.html", "is a web page, to be opened in a browser"),
-    ("preprocessing.json", "is the preprocessing of a model without the model"),
-    ("notes.txt", "is not a checkpoint"),
-]
-
-
-@pytest.mark.parametrize(("name", "reason"), KINDS)
-def test_a_file_of_another_kind_is_refused_for_its_kind_and_never_called_damaged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, reason: str
-) -> None:
-    (tmp_path / name).write_bytes(b"something")
-
-    assert main(["explain", "photo.jpg", "--run", str(tmp_path / name)]) == 5
-
-    error = capsys.readouterr().err
-    assert reason in error
-    assert "damaged" not in error
-    assert "train the model again" not in error

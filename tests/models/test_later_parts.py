@@ -35,6 +35,7 @@ METHODS: tuple[Literal["relevance", "rollout", "attention"], ...] = (
 SMALL = ViTConfig(image_size=(16, 24), patch_size=(4, 4), width=64, depth=2, heads=4, num_classes=3)
 INDEX = RopeConfig(unit=False, base=10000.0, offset=1.0, grid=(8, 8), x_first=True, halves=False)
 PARTS = [
+    pytest.param({}, id="plain"),
     pytest.param({"pool": "map"}, id="attention pooling"),
     pytest.param({"pool": "map", "pool_heads": 8, "embed_norm": True}, id="PE's pooling"),
     pytest.param({"final_norm": False}, id="no final norm"),
@@ -114,7 +115,7 @@ def test_merging_lora_into_every_part_keeps_the_logits(fields: dict[str, Any]) -
     assert torch.allclose(features, adapted, atol=1e-5)  # by way of the class token's shortcut
 
 
-@pytest.mark.parametrize("fields", [PARTS[i] for i in (1, 4, 7, 8)])
+@pytest.mark.parametrize("fields", [PARTS[i] for i in (2, 5, 8, 9)])
 @torch.no_grad()
 def test_graphs_of_every_part_give_the_same_logits(fields: dict[str, Any], tmp_path: Path) -> None:
     run = trained_run(model := random_model(**fields), tmp_path)

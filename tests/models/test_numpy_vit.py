@@ -1,8 +1,5 @@
 """The NumPy model: the same outputs as torch, and refusal of unsupported models."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +9,6 @@ import pytest
 import torch
 
 from tests.conftest import save_model
-from tests.support.limits import HANG_S
 from vitft.data import EvalTransform
 from vitft.models import (
     Card,
@@ -145,32 +141,6 @@ def test_what_it_cannot_run_it_leaves_to_torch(tmp_path: Path, change: dict[str,
     save_checkpoint(tmp_path / "m.safetensors", VisionTransformer(config).state_dict(), card)
 
     assert NumpyEngine.open(tmp_path / "m.safetensors") is None
-
-
-def test_a_few_images_are_answered_without_importing_torch(saved: Path, image_folder: Path) -> None:
-    images = sorted(str(path) for path in image_folder.glob("red/*.png"))[:3]
-    code = (
-        "import sys\nfrom vitft.cli.main import main\n"
-        "code = main(['predict', '--format', 'jsonl', '--top-k', '5', *sys.argv[1:]])\n"
-        "print('torch' in sys.modules)\n"
-        "print(sorted({'timm', 'torchvision', 'scipy', 'matplotlib', 'rich'} & set(sys.modules)))"
-    )
-
-    def run(*options: str) -> list[str]:
-        command = [sys.executable, "-c", code, "--run", str(saved), *options, *images]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=True)
-        return done.stdout.splitlines()
-
-    quick, slow = run(), run("--engine", "torch", "--device", "cpu")
-
-    assert quick[3:] == ["False", "[]"]
-    assert slow[3:] == ["True", "[]"]  # and torch brings none of the others with it
-    for one, other in zip(quick[:3], slow[:3], strict=True):
-        a, b = json.loads(one), json.loads(other)
-        assert a["path"] == b["path"]
-        assert [c["class"] for c in a["classes"]] == [c["class"] for c in b["classes"]]
-        shares = [[c["probability"] for c in row["classes"]] for row in (a, b)]
-        assert shares[0] == pytest.approx(shares[1], abs=2e-6)  # printed with six decimals
 
 
 @pytest.mark.parametrize(("factor", "is_supported"), [(1e3, True), (1e8, False), (1e30, False)])

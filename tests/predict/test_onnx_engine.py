@@ -15,7 +15,6 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 import vitft
-from tests.support.children import python
 from tests.support.export_run import make_run
 from tests.support.serving import serving
 from vitft.cli.main import main
@@ -104,19 +103,6 @@ def speckle(seed: int, size: tuple[int, int]) -> Image.Image:
     """Return an image of noise."""
     noise = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
     return Image.fromarray(noise)
-
-
-def test_a_graph_is_run_without_importing_torch(run: Path, graphs: dict[str, Path]) -> None:
-    photo = str(run.parent / "photos" / "0" / "0.png")
-    code = (
-        "import sys\nfrom vitft.cli.main import main\n"
-        f"assert main(['predict', {photo!r}, '--run', {str(graphs['bytes'])!r}]) == 0\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-
-    done = python(code)
-
-    assert done.returncode == 0, done.stderr
 
 
 def labelled(run: Path, root: Path) -> Path:

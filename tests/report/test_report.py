@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.children import python
 from tests.support.run_files import ENVIRONMENT, EPOCHS, HOSTILE, make_run
 from vitft.cli.finetune import named_settings
 from vitft.cli.main import build_parser
@@ -239,22 +238,6 @@ def test_a_page_lists_what_a_time_budget_tried(
     assert f"he weights dinov2 {gain}" in text
     assert "raining all layers was not tried: this needs about --budget 2m" in text
     assert "he run trained the last 2 blocks for 3 epochs" in text
-
-
-def test_a_page_needs_no_torch(tmp_path: Path) -> None:
-    run, other = make_run(tmp_path / "run"), make_run(tmp_path / "other", seed=1)
-    code = (
-        "import sys\nfrom vitft.cli.main import main\n"
-        f"assert main(['report', '--run', {str(run)!r}]) == 0\n"
-        f"runs = [{str(run)!r}, {str(other)!r}]\n"
-        f"assert main(['compare', *runs, '--out', {str(tmp_path / 'c')!r}]) == 0\n"
-        "assert not {'torch', 'timm', 'torchvision'} & set(sys.modules)"
-    )
-
-    done = python(code)
-
-    assert done.returncode == 0, done.stderr
-    assert f"report: {run}/report.html" in done.stdout
 
 
 # appearance --------------------------------------------------------------------------------------

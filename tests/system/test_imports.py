@@ -3,13 +3,10 @@
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import draw_folder
-from tests.support.children import python
 from vitft.system import EXTRA_LIBRARIES, UsageError, require_extra
 
 STATED = [
@@ -59,20 +56,3 @@ def test_libraries_are_named_without_versions_if_vitft_is_not_installed(
 
     with pytest.raises(UsageError, match=r"fix: run pip install pillow-heif$"):
         require_extra("heic", feature="drawing", libraries=("no_such_library",))
-
-
-def test_classes_of_one_file_are_refused_without_importing_torch(tmp_path: Path) -> None:
-    data = draw_folder(tmp_path / "data", per_class=6)
-    for name in ("blue", "green"):
-        for path in sorted((data / name).iterdir())[1:]:
-            path.unlink()
-    code = (
-        "import sys\nfrom vitft.cli.main import main\n"
-        f"code = main(['finetune', '--data', {str(data)!r}, '--weights', 'demo'])\n"
-        "assert code == 3, code\nsys.exit('torch' in sys.modules)"
-    )
-
-    done = python(code, cwd=tmp_path)
-
-    assert done.returncode == 0, done.stderr
-    assert "blue (1)" in done.stderr
