@@ -21,7 +21,6 @@ from vitft.models import (
     build_model,
     freeze_model,
     load_checkpoint,
-    merge_adapters,
     save_checkpoint,
 )
 
