@@ -73,7 +73,7 @@ from vitft.training.run import Result, run_finetuning
 
 _OPTION = re.compile(
     r"`[^`]*`|(?<![^\s(])--(?P<name>[a-z-]*[a-z])(?![\w/-])"
-    r"(?: (?!(?:to|or|and|if|with|finds|has|does|cannot|combines|selects)\b)"
+    r"(?: (?!(?:to|or|and|if|with|finds|has|does|cannot|combines|selects|is|nor|uses)\b)"
     r"(?P<value>'[^']*'|\"[^\"]*\"|[\w:.,/@~+-]*\w)(?=[\s,.;:?)]|$))?"
 )
 """A command, or an option perhaps followed by its value, in the text of an error."""
@@ -309,7 +309,7 @@ def zeroshot(
     Args:
         images: Files, folders, patterns or lists of paths, without labels. They set the scale of
             the probabilities.
-        classes: Two or more class names.
+        classes: Two or more class names, as a list or separated by commas.
         weights: CLIP or SigLIP with its text tower: `hf:owner/name` or a folder.
         prompts: Texts with {} for the class name, whose embeddings are averaged.
         out: New folder for the model.
@@ -320,6 +320,9 @@ def zeroshot(
         VitftError: The command would print the same error.
     """
     name, train = os.fspath(weights), TrainSpec(device=device, cache=os.fspath(cache))
+    if isinstance(classes, str):  # not a sequence of letters
+        classes = [one.strip() for one in classes.split(",")]
+    prompts = [prompts] if isinstance(prompts, str) else prompts
     folder = check_zero_shot(name, classes, prompts, os.fspath(out))
     pick_device(device)
     listed = _listed(images, "zeroshot")

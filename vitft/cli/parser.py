@@ -52,11 +52,11 @@ class _Once(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Store the value of an option or argument."""
-        before = getattr(namespace, self.dest, self.default)
-        if option_string and before not in (self.default, values):
+        first = vars(self).setdefault("first", values)  # the namespace may have an equal default
+        if option_string and values != first:
             both = [
                 " ".join(map(str, one)) if isinstance(one, list) else str(one)
-                for one in (before, values)
+                for one in (first, values)
             ]
             raise UsageError(
                 f"{option_string} is given twice: {listing(both)}", fix="use only one of them"

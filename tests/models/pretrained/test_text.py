@@ -26,7 +26,8 @@ def test_a_head_from_names_has_the_zero_shot_scores_of_transformers(
         draw(tmp_path / "new" / f"{i}.png")
 
     path = zeroshot(
-        tmp_path / "new", classes=NAMES, weights=tmp_path / "w", prompts=[PROMPT],
+        tmp_path / "new", classes=NAMES if kind == "CLIP" else ", ".join(NAMES),
+        weights=tmp_path / "w", prompts=[PROMPT] if kind == "CLIP" else PROMPT,
         out=tmp_path / "out", cache="none", device="cpu",
     )  # fmt: skip
 
