@@ -152,28 +152,20 @@ def test_out_of_memory_leads_to_the_weights_of_smaller_micro_batches() -> None:
     assert all(torch.equal(greedy.parameters[n], modest.parameters[n]) for n in greedy.parameters)
 
 
-def test_the_average_follows_and_is_swapped_in_temporarily() -> None:
-    trainer = run(Noisy(), spec=FULL)
-    own = trainer.parameters["head.weight"].detach().clone()
+def test_the_average_of_weights_and_statistics_is_swapped_in_and_the_state_keeps_the_own() -> None:
+    trainer, mean_name = run(Noisy(), spec=FULL), "inner.1.running_mean"
+    used = {**trainer.parameters, **trainer.statistics}
+    before = {name: tensor.clone() for name, tensor in trainer.state()[0].items()}
+    own = {name: used[name].detach().clone() for name in ("head.weight", mean_name)}
 
     with trainer.average.swapped_in():
-        assert torch.equal(
-            trainer.parameters["head.weight"], trainer.average.average["head.weight"]
-        )
-
-    assert torch.equal(trainer.parameters["head.weight"], own)
-    assert not torch.equal(trainer.average.average["head.weight"], own)
-
-
-def test_the_state_holds_the_trained_weights_while_the_average_is_swapped_in() -> None:
-    trainer = run(Noisy(), spec=FULL)
-    before, _ = trainer.state()
-    before = {name: tensor.clone() for name, tensor in before.items()}
-
-    with trainer.average.swapped_in():
+        assert all(torch.equal(used[name], trainer.average.average[name]) for name in own)
         lent, _ = trainer.state()
 
     assert all(torch.equal(lent[name], before[name]) for name in before)
+    for name, tensor in own.items():
+        assert torch.equal(used[name], tensor)
+        assert not torch.equal(trainer.average.average[name], tensor)
 
 
 class Steep(torch.autograd.Function):
@@ -216,15 +208,3 @@ def test_a_gradient_that_overflows_in_fp16_skips_a_step_and_training_continues()
 
     assert torch.equal(model.weight, before)
     assert trainer.scaler.get_scale() < 3e38
-
-
-def test_the_average_covers_running_statistics() -> None:
-    trainer = run(Noisy(), spec=FULL)
-    own = trainer.statistics["inner.1.running_mean"].clone()
-    mean = trainer.average.average["inner.1.running_mean"]
-
-    with trainer.average.swapped_in():
-        assert torch.equal(trainer.statistics["inner.1.running_mean"], mean)
-
-    assert torch.equal(trainer.statistics["inner.1.running_mean"], own)
-    assert not torch.equal(mean, own)

@@ -85,32 +85,18 @@ def test_a_run_is_resumed_with_the_commit_that_it_began_with(
     assert (card.weights["name"], card.weights["revision"]) == (name, OLD)
 
 
-@pytest.mark.parametrize(
-    ("content", "code", "message"),
-    [
-        (None, 0, ""),  # a run of an earlier version
-        ("{}", 0, ""),
-        ("[1]", 5, "damaged run: "),
-        ('{"sha256": 1}', 5, "damaged run: "),
-    ],
-)
+@pytest.mark.parametrize("content", [None, "{}", "[1]", '{"sha256": 1}'])
 def test_a_run_without_a_record_of_its_weights_is_resumed_but_damage_is_refused(
-    words: list[str],
-    tiny_weights: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    content: str | None,
-    code: int,
-    message: str,
+    words: list[str], tiny_weights: Path, tmp_path: Path, capsys: Any, content: str | None
 ) -> None:
     run = tmp_path / "run"
     stop = ["--weights", str(tiny_weights), "--out", str(run), "--max-time", "0.001s"]
     assert main([*words, *stop]) == 0
     record = run / "resume" / "weights.json"
-    record.unlink()
+    record.unlink()  # as in a run of an earlier version
     if content is not None:
         record.write_text(content)
-    capsys.readouterr()
 
-    assert main(["finetune", "--resume", str(run)]) == code
-    assert message in capsys.readouterr().err
+    is_damaged = content not in (None, "{}")
+    assert main(["finetune", "--resume", str(run)]) == 5 * is_damaged
+    assert ("damaged run: " in capsys.readouterr().err) == is_damaged

@@ -140,10 +140,13 @@ def test_a_run_stopped_by_a_signal_and_resumed_is_bit_identical(
         assert not (again.run / "resume").exists()
 
 
-def test_a_crash_loses_only_the_steps_after_the_last_state(
+def test_a_crash_and_a_time_limit_lose_only_the_steps_after_the_last_state(
     few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
+    late = start(few, tiny_weights, tmp_path / "late", EVERYTHING, max_seconds=1e-9)
+    assert (late.status, late.exit_code) == ("out of time", 0)
+    assert outcome(resumed(late.run).run) == outcome(whole.run)
     monkeypatch.setattr("vitft.training.stages.SAVE_INTERVAL_S", 0.0)
     monkeypatch.setattr("vitft.training.stages.SAVE_FRACTION", 1e9)  # a state after every step
 
@@ -167,29 +170,13 @@ def test_a_crash_loses_only_the_steps_after_the_last_state(
     assert outcome(again.run) == outcome(whole.run)
 
 
-def test_the_time_limit_stops_with_exit_code_0_and_is_resumable(
+def test_a_run_in_use_and_changed_images_are_refused_on_resuming(
     few: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
-    whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
-
-    late = start(few, tiny_weights, tmp_path / "late", EVERYTHING, max_seconds=1e-9)
-
-    assert (late.status, late.exit_code) == ("out of time", 0)
-    assert outcome(resumed(late.run).run) == outcome(whole.run)
-
-
-def test_two_processes_do_not_write_one_run(few: Path, tiny_weights: Path, tmp_path: Path) -> None:
     done = start(few, tiny_weights, tmp_path / "run", {})
-
     with locked(RunDir(done.run)), pytest.raises(LockedError, match="is in use by process"):
         resumed(done.run)
     assert not (done.run / ".lock").exists()
-
-
-def test_changed_images_are_refused_on_resuming(
-    few: Path, tiny_weights: Path, tmp_path: Path
-) -> None:
-    done = start(few, tiny_weights, tmp_path / "run", {})
     (few / "red" / "000.png").write_bytes((few / "blue" / "001.png").read_bytes())
 
     with pytest.raises(RunError, match=r"1 image has changed since.*red/000\.png"):

@@ -54,14 +54,8 @@ def test_a_teacher_without_doubts_teaches_the_labels(
 ) -> None:
     certain = scaled(teacher, tmp_path / "certain" / "model.safetensors", 1e4)
     plain = finetune(few, tiny_weights, tmp_path / "a", train=layers, settings=STEPS)
-    taught = finetune(
-        few,
-        tiny_weights,
-        tmp_path / "b",
-        train=layers,
-        teacher=certain,
-        settings={**STEPS, "train.teacher_weight": 1},
-    )
+    own: Any = {"teacher": certain, "settings": {**STEPS, "train.teacher_weight": 1}}
+    taught = finetune(few, tiny_weights, tmp_path / "b", train=layers, **own)
 
     pairs = zip(tensors(plain).values(), tensors(taught).values(), strict=True)
     same = [cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in pairs if a.norm()]

@@ -186,21 +186,6 @@ def google_arrays(config: ViTConfig, state: dict[str, Tensor]) -> dict[str, Any]
     return {name: array.numpy() for name, array in arrays.items()}
 
 
-@torch.no_grad()
-def test_an_npz_of_google_gives_the_outputs_of_timms_loader(tmp_path: Path, images: Tensor) -> None:
-    config = replace(CONFIG, width=64, heads=4)
-    file = tmp_path / "ViT-test.npz"
-    np.savez(file, **google_arrays(config, random_weights(config)))
-    options: dict[str, Any] = {"img_size": 32, "patch_size": 8, "num_classes": 7, **SMALL}
-
-    theirs = timm.create_model("vit_tiny_patch16_224", checkpoint_path=str(file), **options).eval()
-    ours, report = load_pretrained(file)
-
-    assert (ours(images) - theirs(images)).abs().max() <= 1e-5
-    assert ours.config.heads == 4  # the layout shows them
-    assert (report.flavour, report.loaded) == ("npz", len(ours.state_dict()))
-
-
 BIG_VISION = (
     ("LayerNorm_2", "LayerNorm_1"),
     ("MlpBlock_3", "MlpBlock_0"),
@@ -222,21 +207,23 @@ def renamed_for_big_vision(arrays: dict[str, Any], *, stacked: bool) -> dict[str
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("stacked", [False, True], ids=["one by one", "scanned"])
-def test_an_npz_of_big_vision_gives_the_outputs_of_timms_loader(
-    stacked: bool, tmp_path: Path, images: Tensor
+@pytest.mark.parametrize("kind", ["vit_jax", "big_vision", "big_vision, scanned"])
+def test_an_npz_of_google_gives_the_outputs_of_timms_loader(
+    kind: str, tmp_path: Path, images: Tensor
 ) -> None:
     config = replace(CONFIG, width=64, heads=4)
-    arrays = renamed_for_big_vision(google_arrays(config, random_weights(config)), stacked=stacked)
-    np.savez(tmp_path / "vit.npz", **arrays)
+    arrays, file = google_arrays(config, random_weights(config)), tmp_path / "ViT-test.npz"
+    if kind != "vit_jax":
+        arrays = renamed_for_big_vision(arrays, stacked="scanned" in kind)
+    np.savez(file, **arrays)
     options: dict[str, Any] = {"img_size": 32, "patch_size": 8, "num_classes": 7, **SMALL}
 
-    theirs = timm.create_model(
-        "vit_tiny_patch16_224", checkpoint_path=str(tmp_path / "vit.npz"), **options
-    ).eval()
-    ours, _ = load_pretrained(tmp_path / "vit.npz")
+    theirs = timm.create_model("vit_tiny_patch16_224", checkpoint_path=str(file), **options).eval()
+    ours, report = load_pretrained(file)
 
     assert (ours(images) - theirs(images)).abs().max() <= 1e-5
+    assert ours.config.heads == 4  # the layout shows them
+    assert (report.flavour, report.loaded) == ("npz", len(ours.state_dict()))
 
 
 @torch.no_grad()
