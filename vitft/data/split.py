@@ -522,8 +522,8 @@ def images_of_weights(weights: str, *, head: bool = False) -> Set[str]:
             config = read_run_config(run)  # after --budget, it has the settings that were chosen
             if head or config.get("train", {}).get("layers", "head") != "head":
                 found |= {row.sha256 for row in manifest.train}
-            head = False  # the head of the weights was replaced
             name = config.get("weights", {}).get("name")
+            head = head and bool(config.get("weights", {}).get("keep_head"))  # else it was replaced
             weights = name if isinstance(name, str) else ""
     return found
 

@@ -321,7 +321,7 @@ def split_images(
     if config.train.sampling == "balanced":
         log.info(_describe_epoch([row.label for row in manifest.train], manifest.classes))
     weights = config.weights.name  # of a run, perhaps
-    known = images_of_weights(weights)
+    known = images_of_weights(weights, head=config.weights.keep_head)
     train, val = (
         sum(row.sha256 in known for row in rows) for rows in (manifest.train, manifest.val)
     )
