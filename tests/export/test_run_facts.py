@@ -50,17 +50,6 @@ def test_predict_knows_the_accuracy_and_the_age_of_the_run_that_was_exported(
     assert f"(photos, {FACTS}{rounded})" in said
 
 
-def test_an_export_of_an_export_keeps_the_facts(
-    run: Path, exports: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = str(exports / "safetensors")
-
-    again = export_run(source, plan_export(["timm"], str(tmp_path / "again"))).folder
-
-    said = said_by_predict(again, run, capsys)
-    assert f"(photos, {FACTS})" in said
-
-
 @pytest.mark.parametrize(
     "damage",
     [None, 5, {"name": 5}, {"headline": {"value": "high"}}, {"weakest": [1]}, {"unknown": 1}],

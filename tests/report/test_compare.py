@@ -95,24 +95,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("is_link", [True, False], ids=["link", "file"])
-def test_latest_and_repeated_runs_are_compared_once(
-    here: Path, capsys: pytest.CaptureFixture[str], is_link: bool
-) -> None:
-    make_run(here / "runs" / "a"), make_run(here / "runs" / "b", seed=1, hardness=2)
-    if is_link:
-        (here / "runs" / "latest").symlink_to("b")
-    else:  # on a disk without links
-        (here / "runs" / "latest").write_text("b\n")
-    runs = ["runs/latest", "runs/a", "runs/b", "runs/a/"]
-
-    assert main(["compare", *runs, "--format", "json"]) == 0
-    assert [run["name"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["b", "a"]
-
-    assert main(["compare", "runs/b", "runs/latest"]) == 2
-    assert "only one run to compare: runs/b is given 2 times" in capsys.readouterr().err
-
-
 def test_json_contains_the_conclusions_of_the_terminal(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

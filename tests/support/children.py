@@ -15,10 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def started(command: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[str]"]:
-    """Start a child with text pipes for both outputs; it is killed where the block ends.
-
-    `Popen` as a context manager would wait for the child, also after a failed assertion.
-    """
+    """Start a child with text pipes for both outputs; it is killed where the block ends."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     child = subprocess.Popen(command, text=True, **{**pipes, **options})
     try:

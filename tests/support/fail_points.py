@@ -26,13 +26,9 @@ class Killed(BaseException):
 
 
 class FailPoints:
-    """Context manager that patches the functions of `os`, `io` and `builtins`.
+    """Context manager that counts calls below a folder, and has call `at` fail as `how` says.
 
-    Args:
-        below: Folder whose calls are counted.
-        at: Number of the call that fails, from 0; -1 for none.
-        how: `kill`, or one of `ERRORS`.
-        die: Called for a kill; by default every later call raises `Killed` instead.
+    For a kill, `die` is called; by default, every later call raises `Killed` instead.
     """
 
     def __init__(

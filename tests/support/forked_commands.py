@@ -68,14 +68,10 @@ class Launcher:
         stderr: str = "",
         port: int = 0,
     ) -> Ended:
-        """Run a command in the launcher's current folder.
+        """Run a command with a fault of `STREAM_FAULTS` or none in the launcher's folder.
 
-        Args:
-            words: The command, without `vitft`.
-            fault: A name of `STREAM_FAULTS`, or "" for good streams.
-            stdout: Path of a file to which stdout is appended, and which is not returned.
-            stderr: Likewise for stderr.
-            port: Port of a server that is stopped with SIGTERM once it answers.
+        With `stdout` or `stderr`, the stream is appended to that file instead of returned. A server
+        at `port` is stopped with SIGTERM once it answers.
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None

@@ -123,11 +123,7 @@ def serve(handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
 
 
 def address(server: ThreadingHTTPServer, host: str = "127.0.0.1") -> str:
-    """Return its URL.
-
-    The CDN has another host name than the hub, because some clients ignore the port when they
-    decide whether a redirect leaves the hub.
-    """
+    """Return its URL. The CDN has another host name, as some clients ignore ports in redirects."""
     return f"http://{host}:{server.server_port}"
 
 

@@ -382,13 +382,7 @@ def in_placement(run: Callable[[threading.Thread], None]) -> Callable[[threading
 
 @contextlib.contextmanager
 def pretend_gpu(*, has_bf16: bool = True, most_images: int = 0, gpus: int = 1) -> Iterator[Counts]:
-    """Pretend inside the `with` block that the machine has a GPU; yield the counts.
-
-    Args:
-        has_bf16: Whether the GPU computes in bf16, as from the A100 on, or only in fp16.
-        most_images: Number of images above which a convolution runs out of memory (default: any).
-        gpus: Number of GPUs.
-    """
+    """Pretend in a `with` block that there are GPUs, whose memory has room for `most_images`."""
     COUNTS.__init__(most_images=most_images)  # type: ignore[misc]
     cuda = {
         "is_available": lambda: True,

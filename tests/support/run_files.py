@@ -50,17 +50,10 @@ def make_run(
     names: Mapping[int, str] | None = None,
     epochs: bool = False,
 ) -> Path:
-    """Write a finished run of random scores.
+    """Write a finished run of random scores, of which `held_back` images of each class validate.
 
-    Args:
-        path: Where; made here.
-        classes: Class names in order.
-        per_class: Images of each class.
-        held_back: How many of them validate.
-        hardness: Spread of the scores against a lead of 2 for the right class.
-        seed: Of the scores; the images are the same for every seed.
-        names: File names by the running number of the image, in place of ordinary ones.
-        epochs: Log epochs instead of penalties.
+    The spread of the scores is `hardness`, against a lead of 2 for the right class. Images are the
+    same for every seed; `names` has file names by their number.
     """
     rows = [
         Row(

@@ -37,11 +37,7 @@ def named(found: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
 
 
 def without_keys(bias: Tensor) -> Tensor:
-    """Return the bias of queries and values.
-
-    The attention does not depend on the bias of keys, so its gradient consists of rounding errors,
-    which AdamW scales to steps of the usual size.
-    """
+    """Return the bias of queries and values; the gradient of that of keys is rounding errors."""
     queries, _, values = bias.chunk(3)
     return torch.cat([queries, values])
 

@@ -98,21 +98,6 @@ def test_evaluation_of_the_run_agrees_with_its_validation(
     assert "Mean AP" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("form", ["safetensors", "timm", "torch-export", "onnx", "int8"])
-def test_exports_keep_the_labels(home: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if form in ("onnx", "int8"):
-        pytest.importorskip("onnxruntime")
-    out = home / form
-
-    assert main(["export", "--run", str(home / "run"), f"--{form}", "--out", str(out)]) == 0
-
-    assert "any number of labels, including none" in (out / "README.md").read_text()
-    if form != "torch-export":
-        image = str(home / "patches" / "03.png")
-        assert main(["predict", image, "--run", str(out), "--format", "json"]) == 0
-        assert '"labels": [' in capsys.readouterr().out
-
-
 def test_transformers_opens_the_export_as_a_multi_label_model(home: Path) -> None:
     transformers = pytest.importorskip("transformers")
     out = home / "transformers"

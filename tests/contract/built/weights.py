@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitft.models import VisionTransformer, ViTConfig
+from vitft.models import VisionTransformer, ViTConfig, architecture_config
 
 CONFIG = ViTConfig(
     image_size=(16, 16), patch_size=(8, 8), width=64, depth=2, heads=1, num_classes=3
@@ -321,6 +321,14 @@ def other_pooling(folder: Path) -> None:
     config: dict[str, Any] = {"architecture": "vit_tiny_patch16_224", "global_pool": "avgmax"}
     config |= {"pretrained_cfg": {}, "model_args": {"num_heads": 1}}
     (folder / "w" / "config.json").write_text(json.dumps(config))
+
+
+def published(folder: Path) -> None:
+    """Write a ViT-Tiny of 1,000 classes to a folder that is named as timm's weights of ImageNet."""
+    config = replace(architecture_config("vit_tiny_patch16_224"), num_classes=1000)
+    place = folder / "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    place.mkdir()
+    save_file(random_weights(config), place / "model.safetensors")
 
 
 def deep(folder: Path) -> None:

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 import vitft
-from vitft.cli.main import main
 from vitft.models import find_model, load_classifier
 from vitft.system import RunError
 
@@ -80,28 +78,3 @@ def test_without_certainty_the_classes_have_no_names(
 
     with pytest.raises(RunError, match=r"no config\.json next to it lists the classes"):
         load_classifier(path)
-
-
-def test_predict_explain_and_inspect_show_the_same_names(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    placed(tiny, tmp_path / NAME / "model.safetensors")
-    Image.new("RGB", (64, 48), (200, 30, 30)).save("red.png")
-
-    assert main(["predict", "red.png", "--run", NAME, "--format", "json"]) == 0
-    predicted = capsys.readouterr()
-    answer = json.loads(predicted.out)[0]["classes"][0]["class"]
-    assert answer in load_classifier(find_model(NAME))[1].classes
-    assert (
-        f"the class names come from imagenet-1k in timm, because the weights are named {NAME}"
-        in (predicted.err)
-    )
-    assert main(["explain", "red.png", "--weights", f"./{NAME}", "--out", "a"]) == 0
-    assert answer in capsys.readouterr().out
-    assert main(["explain", "red.png", "--run", NAME, "--class", "tenc", "--out", "b"]) == 2
-    assert "use one of its classes, e.g. tench" in capsys.readouterr().err
-    assert main(["weights", "inspect", f"./{NAME}"]) == 0
-    assert (
-        "1000 classes (tench, goldfish, great white shark and 997 more)" in capsys.readouterr().out
-    )
