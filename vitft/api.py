@@ -74,7 +74,7 @@ from vitft.training.run import Result, run_finetuning
 _OPTION = re.compile(
     r"`[^`]*`|(?<![^\s(])--(?P<name>[a-z-]*[a-z])(?![\w/-])"
     r"(?: (?!(?:to|or|and|if|with|finds|has|does|cannot|combines|selects|is|nor|uses)\b)"
-    r"(?P<value>'[^']*'|\"[^\"]*\"|[\w:.,/@~+-]*\w)(?=[\s,.;:?)]|$))?"
+    r"(?P<value>'[^']*'|\"[^\"]*\"|[\w:.,/\\@~+-]*\w)(?=[\s,.;:?)]|$))?"
 )
 """A command, or an option perhaps followed by its value, in the text of an error."""
 _FLAGS = frozenset(option.keyword for option in FINETUNE_OPTIONS if option.type is bool)
