@@ -24,38 +24,6 @@ def problem(path: Path, content: bytes | str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("line", "place"),
-    [
-        pytest.param('{"a": 1, b}', "line 3, column 10: the text is not valid JSON", id="syntax"),
-        pytest.param('{"a": NaN}', "line 3, column 1: the text is not valid JSON (NaN", id="NaN"),
-        pytest.param("7", "line 3, column 1: the text is JSON, but not an object", id="a number"),
-    ],
-)
-def test_broken_json_is_an_error_with_line_and_column(
-    tmp_path: Path, line: str, place: str
-) -> None:
-    found = problem(tmp_path / "t.jsonl", f'{{"a": 1}}\n\n{line}\n')
-
-    assert f"t.jsonl, {place}" in found
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), [("t.parquet", "valid Parquet"), ("t.xlsx", "a valid Excel file")]
-)
-def test_a_damaged_binary_table_is_an_error_with_the_first_line_of_the_reason(
-    tmp_path: Path, name: str, kind: str
-) -> None:
-    pytest.importorskip("pyarrow")
-    pytest.importorskip("openpyxl")
-
-    text = problem(tmp_path / name, b"PAR1 damaged PAR1")
-
-    found = re.fullmatch(rf".*/{name}.*: the file is not {kind} \((.*)\)", text)
-    assert found is not None
-    assert len(found[1]) > 10
-
-
-@pytest.mark.parametrize(
     ("labels", "classes"),
     [
         pytest.param(lambda pa: pa.array(["a", "b"]).dictionary_encode(), "a b", id="named"),

@@ -34,7 +34,7 @@ def both() -> Reference:
 
 
 def test_the_reference_is_saved_with_the_run_and_read_back(
-    reference: Reference, tmp_path: Path
+    reference: Reference, both: Reference, tmp_path: Path
 ) -> None:
     np.savez_compressed(tmp_path / "reference.npz", **reference.arrays())
 
@@ -48,6 +48,12 @@ def test_the_reference_is_saved_with_the_run_and_read_back(
     np.savez_compressed(tmp_path / "reference.npz", **alone)
     assert (one := read_reference(tmp_path, 12, MODEL)) is not None
     assert len(one.means) == 1
+    np.savez_compressed(tmp_path / "reference.npz", **both.arrays())
+    assert (two := read_reference(tmp_path, 12, MODEL)) is not None
+    assert two.intermediate_blocks == 3
+    assert two.limit == pytest.approx(both.limit)
+    more = drawn(50, seed=8)[0]
+    assert two.scores(features, more) == pytest.approx(both.scores(features, more), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -141,20 +147,6 @@ def test_the_score_is_that_of_both_features(both: Reference, reference: Referenc
     assert reference.scores(features) == pytest.approx(reference.distances(features))
     ratio = both.distances(features) / reference.distances(features)
     assert ratio == pytest.approx(np.full(50, ratio[0]), rel=1e-4)  # only the unit differs
-
-
-def test_a_reference_with_an_intermediate_feature_is_saved_and_read_back(
-    both: Reference, tmp_path: Path
-) -> None:
-    np.savez_compressed(tmp_path / "reference.npz", **both.arrays())
-
-    found = read_reference(tmp_path, 12, MODEL)
-
-    assert found is not None
-    assert found.intermediate_blocks == 3
-    features, more = drawn(50, seed=6)[0], drawn(50, seed=8)[0]
-    assert found.scores(features, more) == pytest.approx(both.scores(features, more), rel=1e-5)
-    assert found.limit == pytest.approx(both.limit)
 
 
 @pytest.mark.parametrize(
