@@ -327,8 +327,9 @@ class StepStage:
                     self.read_step()  # the one before, while a GPU computes this one
                     self.unread = read
                     self.save_if_due(max(SAVE_INTERVAL_S, self.save_s / SAVE_FRACTION))
-            with self.stopper.deferred():
-                self.read_step()
+            if self.unread is not None:
+                with self.stopper.deferred():
+                    self.read_step()
             self.on_epoch(epoch, started)
 
     def ends_early(self) -> bool:
