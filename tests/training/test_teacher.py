@@ -106,6 +106,8 @@ def test_a_run_with_a_teacher_is_resumed_exactly_and_only_with_that_teacher(
 
     assert main(resume) == 5
     assert "has changed since the start of the run" in capsys.readouterr().err
+    new = ["finetune", "--recipe", str(whole / "config.toml"), "--teacher", str(moved)]
+    assert main([*new, "--dry-run"]) == 0
     (moved / "model.safetensors").write_bytes(original)
     assert main(resume) == 0
     assert outcome(stopped) == outcome(whole)

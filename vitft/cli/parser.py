@@ -53,11 +53,11 @@ class _Once(argparse.Action):
     ) -> None:
         """Store the value of an option or argument."""
         first = vars(self).setdefault("first", values)  # the namespace may have an equal default
-        if option_string and values != first:
-            both = [
-                " ".join(map(str, one)) if isinstance(one, list) else str(one)
-                for one in (first, values)
-            ]
+        both = [
+            " ".join(map(str, one)) if isinstance(one, list) else str(one)
+            for one in (first, values)
+        ]
+        if option_string and both[0] != both[1]:
             raise UsageError(
                 f"{option_string} is given twice: {listing(both)}", fix="use only one of them"
             )

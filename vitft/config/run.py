@@ -372,6 +372,8 @@ def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Co
     without effect are an error. An error that would occur without them, too, names the recipe.
     """
     base = read_recipe(recipe) if recipe else {}
+    if any(key == "train.teacher" and value is not None for key, value in named):
+        base.get("train", {}).pop("teacher_digest", None)  # that of the recipe's teacher
     table = merge_settings(base, named)
     try:
         config = config_from_table(table)
