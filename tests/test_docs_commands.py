@@ -189,10 +189,11 @@ def ours(command: str) -> list[str]:
     if not command.startswith("vitft weights"):
         for pattern, name in OURS.items():
             command = re.sub(pattern, name, command)
+    if "docs/digits.toml" in command:
+        command = f"{re.sub(r' --epochs [0-9]+', '', command)} --epochs 1"
     arguments = shlex.split(command)[1:]
-    if "docs/digits.toml" in arguments:
-        arguments += ["--epochs", "1"]
-    elif arguments[0] == "finetune" and not LONG.isdisjoint(arguments):
+    trained = "docs/digits.toml" in arguments
+    if arguments[0] == "finetune" and not (trained or LONG.isdisjoint(arguments)):
         arguments.append("--dry-run")
     if arguments[0] == "study":
         first = arguments.index("--weights")
