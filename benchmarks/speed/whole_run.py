@@ -108,6 +108,8 @@ def run_ranks(data: Path, weights: Path, processes: int) -> list[float]:
         "WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "OMP_NUM_THREADS": "1",  # which counts only if there is one process
     }
     others = [
         subprocess.Popen(
