@@ -131,10 +131,16 @@ def prompt_head(
             fix="download the whole repository again",
         )
     # SigLIP 2 was trained on lower-case text. The other tokenizers convert it themselves
-    names = [name.replace("_", " ").lower() for name in classes]
-    texts = [prompt.replace("{}", name) for name in names for prompt in prompts]
-    shape: dict[str, Any] = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
-    shape["max_length"] = model.config.text_config.max_position_embeddings  # as in training
+    names = [name.replace("_", " ") for name in classes]
+    texts = [prompt.replace("{}", name).lower() for name in names for prompt in prompts]
+    shape: dict[str, Any] = {  # as in training, whatever the defaults of the tokenizer are
+        "padding": "max_length",
+        "padding_side": "right",
+        "max_length": model.config.text_config.max_position_embeddings,
+        "truncation": True,
+        "return_attention_mask": False,  # SigLIP reads the padding, too
+        "return_tensors": "pt",
+    }
     with torch.inference_mode():
         parts = [
             tokenizer(texts[i : i + _AT_ONCE], **shape) for i in range(0, len(texts), _AT_ONCE)
