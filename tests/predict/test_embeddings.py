@@ -157,6 +157,8 @@ def test_vectors_of_different_models_are_told_apart(home: Path, tmp_path: Path) 
 
     assert np.load(tmp_path / "v.npz")["model"].item() == found.model == own.model != other.model
     assert len(found.most_similar(found.vector[0])) == 10
+    nine, one = (dict(found.most_similar(n * found.vector[0])) for n in (9, 1))
+    assert nine == pytest.approx(one, abs=2e-6)
     with pytest.raises(vitft.VitftError, match=r"shape .* instead of \(32,\)"):
         found.most_similar(other.vector[0])
     with pytest.raises(vitft.VitftError, match="cannot infer a format"):

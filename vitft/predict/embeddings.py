@@ -57,7 +57,8 @@ class Embeddings:
         size, given = self.vector.shape[1], np.shape(vector)
         problem = f"the vector has the shape {given} instead of ({size},)"
         require(given == (size,), problem, fix="use a vector of the same model, e.g. vector[0]")
-        cosines = np.clip(self.vector @ vector, -1, 1)
+        length = max(1e-12, float(np.linalg.norm(vector)))
+        cosines = np.clip(self.vector @ vector / length, -1, 1)
         nearest = np.argsort(-cosines, kind="stable")[:count]
         return [(self.path[i], round(float(cosines[i]), 6)) for i in nearest]
 

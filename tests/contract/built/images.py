@@ -133,6 +133,12 @@ def png_in_folder(folder: Path) -> None:
     draw(folder / "12bit", "png", png)
 
 
+def png_absolute(folder: Path) -> None:
+    """Write the folder 12bit, and list.txt with the absolute path of one of its images."""
+    png_in_folder(folder)
+    (folder / "list.txt").write_text(f"{(folder / '12bit' / 'cat' / '0.png').absolute()}\n")
+
+
 def png_grey_and_colour(folder: Path) -> None:
     draw(folder, "png", png)
     draw(folder, "grey.png", png, bands=1)
