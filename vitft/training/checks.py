@@ -173,7 +173,10 @@ def _with_teacher(config: Config, folder: Images) -> Config:
     images = apply_fixes(folder, config.data)[0]
     if images.labels:
         raise one_class_only(f"train.teacher={train.teacher}")
-    opened = open_checkpoint(find_model(train.teacher))
+    try:
+        opened = open_checkpoint(find_model(train.teacher))
+    except RunError as error:
+        raise RunError(error.problem, fix=error.fix.replace("--run", "--teacher")) from error
     opened.check_digest(digest := opened.digest())
     if train.teacher_digest not in ("", digest):
         raise RunError(
