@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.contract.built.images import png
+from tests.contract.built.images import png, tiff
 from tests.data.test_images import encoded
 from vitft.data import decode, grey_levels, measure_grey_range, scan
 
@@ -56,6 +56,18 @@ def test_a_range_maps_values_linearly_and_clips_the_rest(dtype: str) -> None:
     greys = np.asarray(image)[0, :, 0]
 
     assert greys.tolist() == [0, 0, 128, 255, 255]  # 127.5 rounds to even
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "float32"])
+def test_a_tiff_may_store_white_as_0(kind: str) -> None:
+    values = twelve_bits(0)[:, :, None].astype(kind)
+
+    for limits in ((), (0, 4095)):
+        usual, other = (
+            np.asarray(decode(tiff(values, kind=photometric), "x", grey_range=limits).image)
+            for photometric in (1, 0)
+        )
+        assert (usual.astype(int) + other == 255).all()
 
 
 def test_the_range_covers_the_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,10 +130,12 @@ def grey_levels(image: Image.Image, grey_range: GreyRange = ()) -> Pixels:
     elif image.mode == "F":
         values = np.nan_to_num(values, nan=0.0, posinf=255.0, neginf=0.0)
         scale = 255 if values.max() <= 1 else 1
-        return np.clip(np.rint(values * scale), 0, 255).astype(np.uint8)
+        greys = np.clip(np.rint(values * scale), 0, 255).astype(np.uint8)
     else:
         bits = _bits_of(image)
         greys = (np.clip(values, 0, 2**bits - 1) >> (bits - 8)).astype(np.uint8)
+    if isinstance(image, _TIFF) and image.tag_v2.get(_PHOTOMETRIC) == 0:
+        greys = 255 - greys  # 0 is white, which Pillow heeds up to 8 bits
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):
         greys[values == transparent] = 255
