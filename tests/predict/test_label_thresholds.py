@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from vitft.predict import choose_label_thresholds
-from vitft.system import RunDir, write_json
+from vitft.system import RunDir, UsageError, write_json
 
 LABELS = ("cat", "dog", "sea")
 
 
-def write_labels_run(path: Path, *, validation: int = 40, training: int = 0) -> Path:
+def write_labels_run(
+    path: Path, *, validation: int = 40, training: int = 0, groups: int = 0
+) -> Path:
     """Write a run of three labels.
 
     Every other image has the first label, of which the model is less and less certain. The second
@@ -22,7 +24,10 @@ def write_labels_run(path: Path, *, validation: int = 40, training: int = 0) -> 
     write_json(path / "class_indices.json", {str(i): name for i, name in enumerate(LABELS)})
     sets = ["cat|dog", "dog", "cat", ""]
     rows = [f"{i}.jpg,{sets[i % 4]},val,{i:064x}" for i in range(validation)]
-    (path / "split.csv").write_text("\n".join(["path,labels,split,sha256", *rows, ""]))
+    header = "path,labels,split,sha256"
+    if groups:
+        header, rows = f"{header},group", [f"{row},g{i % groups}" for i, row in enumerate(rows)]
+    (path / "split.csv").write_text("\n".join([header, *rows, ""]))
     has_cat = np.arange(validation) % 2 == 0
     logits = np.zeros((validation, 3), np.float32)
     logits[:, 0] = np.where(has_cat, 9 - np.arange(validation) / 20, -9.0)
@@ -49,6 +54,26 @@ def test_each_label_has_its_own_threshold_or_is_never_assigned(
     assert "never assigned, because no threshold reaches a precision of 90%: dog and sea" in (
         caplog.text
     )
+
+
+def test_groups_count_instead_of_images(tmp_path: Path) -> None:
+    run = write_labels_run(tmp_path / "run", groups=8)
+
+    assert choose_label_thresholds(run, 0.7, LABELS)[0] < 1
+    with pytest.raises(UsageError, match="no label reaches a precision of 90%"):
+        choose_label_thresholds(run, 0.9, LABELS)
+
+
+def test_copies_count_once(tmp_path: Path) -> None:
+    run, other = (write_labels_run(tmp_path / name, validation=80) for name in "ab")
+    text = (run / "split.csv").read_text()
+    for i in range(40, 80):  # copies of the first 40 images
+        text = text.replace(f"{i:064x}", f"{i - 40:064x}")
+    (run / "split.csv").write_text(text)
+
+    assert choose_label_thresholds(other, 0.95, LABELS)[0] < 1
+    with pytest.raises(UsageError, match="on 40 images"):
+        choose_label_thresholds(run, 0.95, LABELS)
 
 
 def test_the_recall_is_a_fraction_of_the_images_with_the_label(

@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from vitft.messages.results import threshold_text
-from vitft.metrics.calibration import Ints, sigmoid, softmax
+from vitft.metrics.calibration import Ints, softmax
 from vitft.metrics.intervals import (
     Flags,
     Floats,
@@ -283,16 +283,10 @@ def choose_label_thresholds(
     A label that does not reach the precision at any threshold is never assigned. The errors are
     those of `choose_threshold`.
     """
-    held_out = _held_out(run)
-    split, logits = held_out.split, held_out.logits
-    values = sigmoid(logits.astype(np.float64))
-    truth = np.asarray(split.targets(split.val))
-    if len(held_out.probability):
-        values = np.concatenate([values, held_out.probability])
-        truth = np.concatenate([truth, held_out.correct])
+    values, truth, groups = _held_out(run).label_answers()
     thresholds, unreachable = [], []
     for i, name in enumerate(labels):
-        answers = Answers.sorted(values[:, i], truth[:, i])
+        answers = Answers.sorted(values[:, i], truth[:, i], groups)
         covered = smallest_cover(answers, precision)
         if not covered:
             unreachable.append(name)

@@ -18,7 +18,7 @@ import numpy as np
 from vitft.data.fixes import is_leak
 from vitft.data.image_table import Images, Row
 from vitft.data.split import distinct_rows
-from vitft.metrics.calibration import Ints
+from vitft.metrics.calibration import Ints, sigmoid
 from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval, number_groups
 from vitft.metrics.results import AuditResults, Estimate, read_results
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
@@ -191,10 +191,18 @@ class HeldOut:
 
     @cached_property
     def _training(self) -> list[Row]:
-        """Rows of the distinct training images with a cross-validated class."""
-        scored = {*self.cross_validated} - {row.sha256 for row in self.split.val}
+        """Rows of the distinct training images with a cross-validated class, or with labels."""
         distinct = distinct_rows([row for row in self.split.rows if row.split != "test"])
+        scored = {row.sha256 for row in distinct} if self.split.labels else {*self.cross_validated}
+        scored -= {row.sha256 for row in self.split.val}
         return [row for row in distinct if row.sha256 in scored]
+
+    @cached_property
+    def _distinct(self) -> tuple[list[Row], ScoreArray]:
+        """Rows of the distinct validation images, and their logits (n, C)."""
+        rows = distinct_rows(self.split.val)
+        places = {row.path: place for place, row in enumerate(self.split.val)}
+        return rows, self.logits[[places[row.path] for row in rows]]
 
     def answers(self) -> _HeldOutAnswers:
         """Return the answers for the distinct validation images, and then for training images.
@@ -221,9 +229,7 @@ class HeldOut:
 
     def scores(self) -> tuple[ScoreArray, Ints, Groups | None]:
         """Return the logits (n, C), classes and groups (n,) of the images of `answers`."""
-        answers, training = self.answers(), self.train_logits
-        places = {row.path: place for place, row in enumerate(self.split.val)}
-        logits = self.logits[[places[row.path] for row in distinct_rows(self.split.val)]]
+        answers, training, logits = self.answers(), self.train_logits, self._distinct[1]
         if len(training) != len(self.probability):
             raise RunError(
                 f"{self.run} has no logits of its cross-validated images, because it has many "
@@ -232,6 +238,19 @@ class HeldOut:
             )
         logits = np.concatenate([logits, training]) if len(training) else logits
         return logits, answers.labels, answers.groups
+
+    def label_answers(self) -> tuple[Floats, Flags, Groups | None]:
+        """Return probabilities of labels (n, C), which images have them, and groups (n,).
+
+        The images are those of `answers`, for a multi-label model.
+        """
+        rows, logits = self._distinct
+        values, truth = sigmoid(logits.astype(np.float64)), np.asarray(self.split.targets(rows))
+        if len(self.probability):
+            values = np.concatenate([values, self.probability])
+            truth = np.concatenate([truth, self.correct])
+        is_known = len(self.probability) in (0, len(self._training))
+        return values, truth, self.groups(len(values)) if is_known else None
 
     def in_words(self, images: int, groups: Groups | None) -> str:
         """Return in words on how many images something was measured, and how exactly."""
