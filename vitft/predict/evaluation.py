@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 
 _PREDICTION_COLUMNS = (
     "path", "label", "class", "probability", "label_probability", "correct", "notes", "error",
+    "sha256",
 )  # fmt: skip
 
 
@@ -82,8 +83,8 @@ class _LabelledPrediction(NamedTuple):
         if one.classes:
             is_correct = str(int(self.is_correct))
             found = (one.answer, one.probability, one.target_probability, is_correct)
-        cells = (one.path, self.label, *found, "; ".join(one.notes), one.error, self.group)
-        return csv_line([format_csv_cell(cell) for cell in cells[:columns]])
+        cells = (one.path, self.label, *found, "; ".join(one.notes), one.error, self.sha256)
+        return csv_line([format_csv_cell(cell) for cell in (*cells, self.group)[:columns]])
 
 
 def _kept_results(

@@ -213,17 +213,15 @@ def find_runs(runs: Sequence[str]) -> list[Path]:
 
 
 def _with_evaluation(run: Run) -> Run:
-    """Return the output of `vitft evaluate --out` as a run with evaluated validation images.
-
-    Evaluations share the images that have the same path in the same data.
-    """
+    """Return the output of `vitft evaluate --out` as a run with evaluated validation images."""
     results, path = rundir.read_run_json(run.path / "eval.json", EvaluationResults), run.path
     content = rundir.read_run_bytes(path / "predictions.csv") or b""
     lines = io.StringIO(content.decode("utf-8", "surrogateescape"), newline="")
     try:
         assert results is not None
-        source, classes = Path(results["data"]["path"]).resolve(), tuple(results["per_class"])
-        table = [(f"{source}/{row['path']}", row) for row in csv.DictReader(lines) if row["class"]]
+        classes = tuple(results["per_class"])
+        # Scored images; several labels may be none of them
+        table = [(row["sha256"], row) for row in csv.DictReader(lines) if row["probability"]]
         predictions = [
             validation.ValidationPrediction(
                 path=row["path"],
