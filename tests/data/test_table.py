@@ -1,6 +1,7 @@
 """Tables of any format as rows of text, and the place of every error."""
 
 import io
+import math
 import re
 import struct
 import zipfile
@@ -51,6 +52,19 @@ def test_values_of_parquet_become_text_unless_they_are_nested_or_binary(
         return
     with pytest.raises(DataError, match="the value is not text"):
         scan(tmp_path / "t.parquet")
+
+
+def test_nan_in_parquet_is_a_missing_value(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    names = ["1.png", "2.png", "3.png"]
+    touch(tmp_path, *names)
+    columns = {"path": names, "label": ["a", "b", "a"], "patient": [7.0, math.nan, math.nan]}
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+
+    groups = {row.path: row.group for row in scan(tmp_path / "t.parquet").rows}
+    assert groups == {"1.png": "7", "2.png": "", "3.png": ""}
 
 
 @pytest.mark.parametrize(("size", "is_refused"), [(2**30, False), (2**30 + 1, True)])

@@ -30,7 +30,7 @@ from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import PATH_COLUMNS, RowError, TableReader, base_folder, path_in
 from vitft.system.errors import DataError, RunError
 from vitft.system.structure import parse_json
-from vitft.system.text import count, listing, parse_time, shell_quote
+from vitft.system.text import count, listing, parse_time, shell_quote, unescape_formula
 
 # labels in the cells of a table: one class per row or, for multi-label data, any number of --------
 
@@ -336,7 +336,7 @@ def read_label_table(
         dates=columns.get("time", ""),
         in_utc=True in table.zoned,
         shown=copy.data if copy else "",
-        predicted=table.is_predicted(),
+        predicted=table.predicted,
     )  # fmt: skip
     for i, option in enumerate(table.others):
         images = images.with_column(option, [line.others[i] for line in listed])
@@ -380,6 +380,7 @@ class _Table:
         self.roles = self.find_columns()
         """Index of the column of each role; split, group and several labels may be missing."""
         self.labels = self.label_columns()
+        self.predicted = self.is_predicted()
         asked = {option: name for option, name in others.items() if name not in ("", "none")}
         self.others = {option: self.column_named(name, "") for option, name in asked.items()}
         """Index of the column that each option asks for."""
@@ -501,6 +502,8 @@ class _Table:
     def add(self, cells: Sequence[str]) -> None:
         header, checked = self.header, self.reader.checked
         self.reader.check_width(cells, header)
+        if self.predicted:
+            cells = [*map(unescape_formula, cells)]
         texts = {
             role: checked(cells[i], header[i], is_path=role == "path")
             for role, i in self.roles.items()

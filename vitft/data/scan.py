@@ -75,8 +75,14 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
         notes = filter(None, [_sequence_note(folder), _note_on_group_names(folder)])
         folder = replace(folder, notes=(*folder.notes, *notes))
     _check_groups(folder)
-    twins = map(listing, _twins_among(sorted({*folder.column("group")})))
-    doubts = (f"{same} may be one group: if so, write it the same way everywhere" for same in twins)
+    groups = sorted({*folder.column("group")})
+    twins = map(listing, _twins_among(groups))
+    doubts = [f"{same} may be one group: if so, write it the same way everywhere" for same in twins]
+    if lacking := [name for name in groups if _NO_GROUP.fullmatch(_key_of(name))]:
+        doubts.append(
+            f"{listing(lacking)} is read as a group, whose images are kept together. If it stands "
+            "for no group, leave these cells empty"
+        )
     return replace(folder, warnings=(*folder.warnings, *doubts))
 
 
@@ -647,6 +653,8 @@ _MISSING_LABELS = re.compile(
     r"|(to_?be_?|to_?)sort(ed)?|(un|(no|not|to)_?)(label(l?ed|s)?|tagged|annotated|reviewed)"
 )
 """Names that stand for a missing label, as `_key_of` returns them."""
+_NO_GROUP = re.compile(rf"{_MISSING_LABELS.pattern}|na|none|unknown|-+")
+"""The same for a missing group."""
 
 
 def _key_of(name: str) -> str:

@@ -6,6 +6,7 @@ Cells may contain any file name, and error messages name the line.
 import csv
 import io
 import json
+import math
 import os
 import re
 import warnings
@@ -327,8 +328,8 @@ def _has_text(kind: Any) -> bool:  # noqa: ANN401 - a pyarrow type; pyarrow is i
 
 
 def cell_text(value: object) -> str:
-    """Convert a JSON or Parquet value to the text of a cell."""
-    if value is None:
+    """Convert a JSON or Parquet value to the text of a cell; a missing value or NaN is empty."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, str):
         return value

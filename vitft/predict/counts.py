@@ -43,6 +43,8 @@ class LabelledSample:
 
         A DataError says that the table is invalid, or names an image that is not to be counted.
         """
+        from vitft.data.label_table import GROUP, bare_name  # it imports modules of training data
+
         reader, files = (
             TableReader(path, missing="check the path", fix=_FIX),
             dict[str, list[str]](),
@@ -73,7 +75,9 @@ class LabelledSample:
             if problem:
                 raise reader.error(problem, column="path", fix=fix)
             lines[file] = reader.line
-            group = groups.setdefault(row.get("group", "").strip() or file, len(groups))
+            names = [name for name in row if GROUP.fullmatch(bare_name(name))]
+            cell = row.get("group", "") or next(filter(None, map(row.get, names)), "")
+            group = groups.setdefault(cell.strip() or file, len(groups))
             found |= dict.fromkeys(files[file], (index[label], group))
         if others:
             log.info(

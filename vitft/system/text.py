@@ -185,6 +185,11 @@ def escape_formula(cell: str) -> str:
     return f"'{cell}"
 
 
+def unescape_formula(cell: str) -> str:
+    """Return a cell without the apostrophe of `escape_formula`, if it has one."""
+    return cell[1:] if escape_formula(cell[1:]) == cell else cell
+
+
 def format_size(sides: tuple[int, int]) -> str:
     """Return a size as text: one number for a square, otherwise height and width, e.g. 224x192."""
     return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"
