@@ -80,8 +80,8 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
     doubts = [f"{same} may be one group: if so, write it the same way everywhere" for same in twins]
     if lacking := [name for name in groups if _NO_GROUP.fullmatch(_key_of(name))]:
         doubts.append(
-            f"{listing(lacking)} is read as a group, whose images are kept together. If it stands "
-            "for no group, leave these cells empty"
+            f"the images of the group {listing(lacking)} are kept together. If they belong to no "
+            "group, leave these cells empty"
         )
     return replace(folder, warnings=(*folder.warnings, *doubts))
 
