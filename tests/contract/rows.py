@@ -26,6 +26,7 @@ then     table with `run`, `exit`, `says`, `never` and `classes` of a second com
 """
 
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -196,9 +197,18 @@ def expand(pattern: str) -> list[str]:
 
 def draw(path: Path, width: int = PIXELS, height: int = PIXELS) -> None:
     """Draw a noisy image whose colour follows the first letter of its name or folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_drawn(path, width, height))
+
+
+@functools.lru_cache(10_000)
+def _drawn(path: Path, width: int, height: int) -> bytes:
+    """Return the content of the file that `draw` writes: many rows draw the same ones."""
     letter = path.name[0] if path.name[0].isalpha() else (path.parent.name or "x")[0]
     noise = np.random.default_rng(zlib.crc32(str(path).encode()))  # another image for every path
     colour = np.random.default_rng(ord(letter)).integers(30, 225, 3)
     pixels = np.clip(colour + noise.normal(0, 25, (height, width, 3)), 0, 255)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels.astype(np.uint8)).save(path, quality=95)
+    content = io.BytesIO()
+    kind = Image.registered_extensions()[path.suffix.lower()]
+    Image.fromarray(pixels.astype(np.uint8)).save(content, kind, quality=95)
+    return content.getvalue()
