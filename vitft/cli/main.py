@@ -21,6 +21,7 @@ from vitft.cli.output import StdoutLostError
 from vitft.cli.parser import Parser, add_command
 from vitft.system import console
 from vitft.system.errors import ResourceError, UsageError, VitftError
+from vitft.system.imports import version
 from vitft.system.signals import Stopper
 from vitft.system.text import redacted
 
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 sys.stderr.write(trace * ("--debug" in arguments))
                 output.fail(failure)
             else:  # the only catch-all: the error is a bug
-                bug = f"this is a bug in vitft {output.version()}"
+                bug = f"this is a bug in vitft {version('vitft')}"
                 sys.stderr.write(
                     f"{trace}vitft: {bug}. Please report it with the traceback above\n"
                 )
@@ -95,7 +96,7 @@ def _run_command(arguments: list[str]) -> int:
     before = arguments[: arguments.index(command)] if command else arguments
     try:
         if not arguments or "--version" in before:
-            output.exact(f"vitft {output.version()}" if arguments else _OVERVIEW)
+            output.exact(f"vitft {version('vitft')}" if arguments else _OVERVIEW)
             return 0
         parser = build_parser(command)
         own = [word for word in arguments if word not in {"--debug", *_LOG_LEVELS}]

@@ -261,10 +261,3 @@ def fail(error: VitftError) -> None:
     if sys.stderr is not None and sys.stderr.isatty():  # only a terminal needs rich
         lines = [between_words(line, stderr(), indent="    ") for line in lines]
     print("\n".join(lines), file=sys.stderr)
-
-
-def version() -> str:
-    """Return the installed version. This imports `importlib.metadata`, which is slow."""
-    import importlib.metadata
-
-    return importlib.metadata.version("vitft")

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from vitft.export.card import write_readme
@@ -37,6 +36,7 @@ from vitft.report.html import filled
 from vitft.system import console
 from vitft.system.errors import RunError, WeightsError
 from vitft.system.files import atomic_folder, writing
+from vitft.system.imports import version
 from vitft.system.rundir import resume_command
 from vitft.system.signals import Stopper
 from vitft.system.text import listing, shell_quote

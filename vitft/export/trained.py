@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from vitft.models.timm_model import Model
 from vitft.predict.postprocess import run_results
 from vitft.report.html import filled
 from vitft.system.errors import ImageError, RunError
+from vitft.system.imports import version
 from vitft.system.text import percent
 
 _NUM_NOISE_IMAGES = 8  # number of noise images that are compared if there are no validation images

@@ -22,7 +22,6 @@ import tempfile
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,6 +55,7 @@ from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.device import BatchLimit, pick_device, pick_precision, start_reading, to_device
 from vitft.system.errors import DataError, DivergedError, ImageError, ResourceError, RunError
+from vitft.system.imports import version
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)

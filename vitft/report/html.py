@@ -11,11 +11,11 @@ import base64
 import functools
 import hashlib
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitft.system.console import visible
+from vitft.system.imports import version
 from vitft.system.text import count, interval, percent, points, whole_percent
 
 if TYPE_CHECKING:

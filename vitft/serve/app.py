@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -41,6 +40,7 @@ from vitft.serve.limits import (
 )
 from vitft.system.errors import ImageError
 from vitft.system.files import resource
+from vitft.system.imports import version
 from vitft.system.text import count
 
 # what the pages of `vitft serve` and `vitft label` have in common ---------------------------------

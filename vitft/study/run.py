@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -59,6 +58,7 @@ from vitft.system.cores import usable_cores
 from vitft.system.device import describe_device, pick_device, pick_precision
 from vitft.system.errors import DataError
 from vitft.system.files import atomic_folder, write_atomically, write_json
+from vitft.system.imports import version
 from vitft.system.text import count, scored_images
 
 log = logging.getLogger(__name__)

@@ -126,7 +126,8 @@ def show_log(level: int = logging.INFO) -> None:
     WARNING shows no progress. A second call only sets the level.
     """
     logger = logging.getLogger("vitft")
-    logger.setLevel(NOTE if level == logging.INFO else level)
+    if logger.level != (wanted := NOTE if level == logging.INFO else level):
+        logger.setLevel(wanted)  # which clears the caches of every logger
     LogHandler.shown, LogHandler.hidden = level, 0
     if not _is_shown():
         logger.addHandler(LogHandler())

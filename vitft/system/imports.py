@@ -1,6 +1,7 @@
 """Checks for optional libraries, and a faster import of torch."""
 
 import contextlib
+import functools
 import gc
 import importlib.util
 import logging
@@ -34,6 +35,14 @@ _RUN_PIP = "run pip install"
 """Beginning of a fix that installs packages."""
 
 
+@functools.cache
+def version(distribution: str) -> str:
+    """Return the version of an installed distribution, which is read once."""
+    from importlib import metadata  # takes 50 ms
+
+    return metadata.version(distribution)
+
+
 def require_extra(extra: str, *, feature: str, libraries: tuple[str, ...] = ()) -> None:
     """Check, without importing them, that the libraries of a feature are installed.
 
@@ -44,7 +53,7 @@ def require_extra(extra: str, *, feature: str, libraries: tuple[str, ...] = ()) 
     missing = [m for m in needed if importlib.util.find_spec(m) is None]
     if not missing:
         return
-    from importlib import metadata  # takes 50 ms, which only an error needs
+    from importlib import metadata
 
     stated = list[str]()
     with contextlib.suppress(metadata.PackageNotFoundError):  # vitft is not installed

@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, cast
@@ -39,6 +38,7 @@ from vitft.system.cores import freed_memory_kept
 from vitft.system.device import describe_device, peak_memory
 from vitft.system.errors import ResourceError, RunError, Stopped
 from vitft.system.files import write_atomically, write_json, writing
+from vitft.system.imports import version
 from vitft.system.rundir import (
     RunDir,
     RunEnvironment,

@@ -15,7 +15,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +45,7 @@ from vitft.predict.postprocess import not_finite
 from vitft.report.html import digest_source, page_parts
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically
+from vitft.system.imports import version
 from vitft.system.structure import structured
 from vitft.system.text import count, listing, percent
 

@@ -12,7 +12,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from vitft.models.find import ONNX_FILE, PROGRAM_FILE
 from vitft.system import console
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, write_json, writing
+from vitft.system.imports import version
 from vitft.system.text import count, percent
 
 _DESCRIPTION_FILE = "vitft.json"  # name of the file in the .pt2 archive that describes the program

@@ -12,7 +12,6 @@ import json
 import re
 import runpy
 import shutil
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -33,6 +32,7 @@ from vitft.models.find import SPECIFICATION_FILE
 from vitft.report.html import filled
 from vitft.system.errors import RunError
 from vitft.system.files import resource, write_atomically, write_json, writing
+from vitft.system.imports import version
 
 # synthetic images that test each step of a transform, as files and as decoded pixels --------------
 
