@@ -127,6 +127,7 @@ def fingerprint_folder(
     fingerprints: Fingerprints,
     *,
     max_pixels: int,
+    allow_bad: bool = True,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Images:
     """Inspect every file in a folder and add its fingerprint to `fingerprints`."""
@@ -145,7 +146,7 @@ def fingerprint_folder(
         return result[0]
 
     with contextlib.closing(in_order(inspect, folder.rows, workers=usable_cores())) as results:
-        inspected = collect(folder, map(added, results), allow_bad=True, progress=progress)
+        inspected = collect(folder, map(added, results), allow_bad=allow_bad, progress=progress)
     fingerprints.flush()
     return inspected
 
