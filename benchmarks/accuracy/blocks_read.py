@@ -29,7 +29,8 @@ from torch.nn import functional as F
 
 from benchmarks.folders import merge_splits
 from benchmarks.timing import cpu_seconds
-from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
+from vitft.config.run import Config
+from vitft.config.sections import DataSpec, TrainSpec, WeightsSpec
 from vitft.data.demo import temporary_demo_data
 from vitft.data.scan import scan
 from vitft.data.transforms import eval_view
@@ -102,17 +103,13 @@ def extract(data: Path, weights: str) -> Features:
     with tempfile.TemporaryDirectory() as temporary:
         folder = scan(merge_splits(data, Path(temporary)))
         train = TrainSpec()
-        pipeline, _ = load_pipeline(
-            folder,
-            "head",
-            weights=WeightsSpec(name=weights),
-            model=ModelSpec(),
-            train=train,
-            max_pixels=10**9,
+        config = Config(
+            data=DataSpec(max_pixels=10**9), weights=WeightsSpec(name=weights), train=train
         )
-        pipeline = read_several_blocks(pipeline, train, images=len(folder.rows))
+        pipeline, _ = load_pipeline(folder, "head", config)
+        pipeline = read_several_blocks(pipeline, images=len(folder.rows))
         extractor, view = (
-            pipeline.open_extractor(train, max_pixels=10**9),
+            pipeline.open_extractor(),
             eval_view(pipeline.transform),
         )
         assert extractor is not None

@@ -56,15 +56,8 @@ def read_photos(root: Path, weights: Path, cache: Path) -> Photos:
     """Return the features of a folder as a run computes them, from the cache where possible."""
     table = {"data": {"path": str(root)}, "weights": {"name": str(weights)}, "train": {"cache": str(cache)}}  # fmt: skip
     config, folder = config_from_table(table), scan(root)
-    pipeline, report = load_pipeline(
-        folder,
-        "head",
-        weights=config.weights,
-        model=config.model,
-        train=config.train,
-        max_pixels=config.data.max_pixels,
-    )
-    extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
+    pipeline, report = load_pipeline(folder, "head", config)
+    extractor = pipeline.open_extractor()
     assert extractor is not None
     view = eval_view(report.transform)
     found = inspect_dataset(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitft.config.run import Config
 from vitft.config.sections import TrainSpec, WeightsSpec
 from vitft.data.images import MAX_PIXELS
 from vitft.data.transforms import eval_view
@@ -42,10 +43,10 @@ def main() -> None:
         for precision in ("bf16", "fp32"):
             spec = TrainSpec(cache=cache, precision=precision)
             vectors[f"last block, {precision}"] = load_embedder(None, weights, spec)(images).vector
-        pipeline, _ = load_features(None, weights, train)
-        pipeline = read_several_blocks(pipeline, train, images=len(paths))
+        pipeline, _ = load_features(None, weights, Config(train=train))
+        pipeline = read_several_blocks(pipeline, images=len(paths))
         extractor, view = (
-            pipeline.open_extractor(train, max_pixels=MAX_PIXELS),
+            pipeline.open_extractor(),
             eval_view(pipeline.transform),
         )
         assert extractor is not None

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from benchmarks.timing import cpu_seconds, interleave, median_range
+from vitft.config.run import Config
 from vitft.config.sections import TrainSpec, WeightsSpec
 from vitft.data.images import MAX_PIXELS
 from vitft.data.transforms import eval_view
@@ -71,8 +72,8 @@ def main() -> None:
         images = list_images([str(data)])
 
         def run_pass(cache: str) -> None:
-            pipeline, _ = load_features(None, weights, train := TrainSpec(cache=cache))
-            extractor = pipeline.open_extractor(train, max_pixels=MAX_PIXELS)
+            pipeline, _ = load_features(None, weights, Config(train=TrainSpec(cache=cache)))
+            extractor = pipeline.open_extractor()
             view = eval_view(pipeline.transform)
             inspect_dataset(
                 images, max_pixels=MAX_PIXELS, allow_bad=True, extractor=extractor, view=view

@@ -43,8 +43,8 @@ from benchmarks.timing import (
     run_process,
     run_vitft,
 )
-from vitft.config.run import config_from_table
-from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
+from vitft.config.run import Config, config_from_table
+from vitft.config.sections import TrainSpec, WeightsSpec
 from vitft.data.scan import scan
 from vitft.features.cut import run_prefix
 from vitft.features.extract import FrozenPipeline, batch_size, load_pipeline, read_several_blocks
@@ -57,15 +57,9 @@ MODULE = "benchmarks.speed.whole_run"
 def load(data: Path, weights: Path, precision: Any = "bf16") -> FrozenPipeline:
     """Return the frozen model that a run of this folder uses."""
     folder, train = scan(data), TrainSpec(precision=precision)
-    pipeline, _ = load_pipeline(
-        folder,
-        "head",
-        weights=WeightsSpec(name=str(weights)),
-        model=ModelSpec(),
-        train=train,
-        max_pixels=10**8,
-    )
-    return read_several_blocks(pipeline, train, images=len(folder.rows))
+    config = Config(weights=WeightsSpec(name=str(weights)), train=train)
+    pipeline, _ = load_pipeline(folder, "head", config)
+    return read_several_blocks(pipeline, images=len(folder.rows))
 
 
 def forward(data: Path, weights: Path, precision: str) -> None:

@@ -5,7 +5,6 @@ torch is not imported.
 """
 
 import contextlib
-import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,15 +15,9 @@ from typing import TYPE_CHECKING
 
 from vitft.config.run import Config, checked_run_config
 from vitft.config.schema import one_class_only
-from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
+from vitft.config.sections import DataSpec, TrainSpec, WeightsSpec
 from vitft.data.duplicates import IndexPair, quality_remarks
-from vitft.data.fixes import (
-    Fix,
-    apply_fixes,
-    merge_fixes,
-    propose_fixes,
-    read_fixes,
-)
+from vitft.data.fixes import Fix, apply_fixes, merge_fixes, propose_fixes, read_fixes
 from vitft.data.image_table import Images, Row
 from vitft.data.images import (
     GreyRange,
@@ -37,7 +30,7 @@ from vitft.data.images import (
 from vitft.data.parts import Part
 from vitft.data.scan import empty_classes_error, scan
 from vitft.data.split import check_folder_classes, joined_groups
-from vitft.data.transforms import EvalTransform, eval_view, measure_view
+from vitft.data.transforms import EvalTransform, measure_view
 from vitft.data.walk import unused_files, unused_notes
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.metrics.results import (
@@ -140,9 +133,8 @@ def check_folder(
     fingerprints = Fingerprints(train.cache, grey_range)
     features, transform, similar = None, EvalTransform(), list[IndexPair]()
     if weights.name:
-        inspected, features, transform = _inspect_with_features(
-            folder, fingerprints, weights=weights, train=train, max_pixels=max_pixels
-        )
+        config = Config(data=spec, weights=weights, train=train)
+        inspected, features, transform = _inspect_with_features(folder, fingerprints, config)
         if inspected.rows:
             from vitft.features.neighbours import similar_images
 
@@ -223,35 +215,23 @@ def _apply_former_fixes(
 
 
 def _inspect_with_features(
-    folder: Images,
-    fingerprints: Fingerprints,
-    *,
-    weights: WeightsSpec,
-    train: TrainSpec,
-    max_pixels: int,
+    folder: Images, fingerprints: Fingerprints, config: Config
 ) -> tuple[Images, _Features, EvalTransform]:
     """Inspect every image, computing its fingerprint and features in the same pass."""
     with heavy_imports():
-        from vitft.features.extract import inspect_dataset, load_pipeline, log_cached_features
+        from vitft.features.extract import inspect_with, load_pipeline
 
-    pipeline, _ = load_pipeline(
-        folder, "head", weights=weights, model=ModelSpec(), train=train, max_pixels=max_pixels
-    )
+    pipeline, _ = load_pipeline(folder, "head", config)
     transform = replace(pipeline.transform, grey_range=fingerprints.grey_range)
-    view = eval_view(transform)
-    extractor = pipeline.open_extractor(train, max_pixels=max_pixels)
-    assert extractor is not None
-    inspected = inspect_dataset(
+    pipeline = replace(pipeline, transform=transform)
+    inspected, features = inspect_with(
+        pipeline,
         folder,
-        max_pixels=max_pixels,
         allow_bad=True,
-        extractor=extractor,
-        view=view,
         fingerprints=fingerprints,
         label="checking images and labels",
     )
-    log_cached_features(inspected, extractor.computed)
-    return inspected, functools.partial(extractor.rows, view=view), transform
+    return inspected, features, transform
 
 
 def read_run_settings(run: str) -> tuple[Config, dict[str, Part]]:

@@ -29,7 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
+from vitft.config.run import Config
+from vitft.config.sections import TrainSpec
 from vitft.data.image_table import Images, Row
 from vitft.data.images import (
     OpenedImage,
@@ -372,18 +373,15 @@ class FrozenPipeline:
     cut: Cut
     device: torch.device
     precision: str
+    config: Config
 
-    def open_extractor(self, spec: TrainSpec, *, max_pixels: int) -> Extractor | None:
+    def open_extractor(self) -> Extractor | None:
         """Return a caching extractor for the frozen layers, or None if nothing is frozen."""
         if self.cut.prefix is None:
             return None
-        make = functools.partial(
-            Extractor,
-            self.cut.prefix,
-            precision=self.precision,
-            max_pixels=max_pixels,
-            exact=spec.exact_pixels,
-        )
+        spec, most = self.config.train, self.config.data.max_pixels
+        limits: Any = {"max_pixels": most, "exact": spec.exact_pixels}
+        make = functools.partial(Extractor, self.cut.prefix, precision=self.precision, **limits)
         if spec.cache == "none":
             return make(folder=None)
         try:
@@ -399,42 +397,22 @@ class FrozenPipeline:
 
 
 def load_pipeline(
-    folder: Images,
-    stage: str,
-    *,
-    weights: WeightsSpec,
-    model: ModelSpec,
-    train: TrainSpec,
-    max_pixels: int,
-    announce: bool = True,
+    folder: Images, stage: str, config: Config, *, announce: bool = True
 ) -> tuple[FrozenPipeline, LoadReport]:
     """Load the weights of a run and cut the model at the freeze boundary of a stage.
 
     If `announce` is set, the model is logged.
     """
-    device = pick_device(train.device)
-    precision = pick_precision(train.precision, device)
-    initial, report = load_initial_model(
-        weights,
-        model,
-        folder,
-        max_pixels=max_pixels,
-        drop_path=train.drop_path,
-        seed=train.seed,
-        keep_head=stage != "head",
-        announce=announce,
-    )
-    return build_pipeline(
-        initial, report.transform, stage, train, device=device, precision=precision
-    ), report
+    pick_device(config.train.device)  # fail early
+    is_kept = stage != "head"
+    model, report = load_initial_model(config, folder, keep_head=is_kept, announce=announce)
+    return build_pipeline(model, report.transform, stage, config), report
 
 
-def read_several_blocks(
-    pipeline: FrozenPipeline, spec: TrainSpec, *, images: int
-) -> FrozenPipeline:
+def read_several_blocks(pipeline: FrozenPipeline, *, images: int) -> FrozenPipeline:
     """Return the pipeline with a head that may read several blocks, if the model supports it."""
     model = pipeline.model
-    blocks = blocks_to_read(model, spec, images=images)
+    blocks = blocks_to_read(model, pipeline.config.train, images=images)
     if blocks == 1:
         return pipeline
     model.read_last_blocks(blocks)
@@ -460,19 +438,14 @@ def blocks_to_read(model: Model, spec: TrainSpec, *, images: int) -> int:
 
 
 def build_pipeline(
-    model: Model,
-    transform: EvalTransform,
-    stage: str,
-    spec: TrainSpec,
-    *,
-    device: torch.device,
-    precision: str,
+    model: Model, transform: EvalTransform, stage: str, config: Config
 ) -> FrozenPipeline:
     """Freeze a loaded model for a stage, move it to a device and cut it.
 
     Raises:
         UsageError: The model does not support the stage or activation checkpointing.
     """
+    spec, device = config.train, pick_device(config.train.device)
     model.set_checkpointing(spec.checkpointing)
     if spec.checkpointing and stage.startswith("blocks:"):
         model.require_vit(f"train.checkpointing=true with --train {stage}")
@@ -485,7 +458,8 @@ def build_pipeline(
         trained=tuple(trained),
         cut=cut_model(model.to(device), stage),
         device=device,
-        precision=precision,
+        precision=pick_precision(spec.precision, device),
+        config=config,
     )
 
 
@@ -523,6 +497,23 @@ def inspect_dataset(
         else:
             progress.label = "checking images"  # all features were in the cache
         return inspected
+
+
+def inspect_with(
+    pipeline: FrozenPipeline,
+    folder: Images,
+    **options: Any,  # noqa: ANN401 - those of inspect_dataset
+) -> tuple[Images, Callable[[Sequence[str]], Tensor]]:
+    """Inspect every image, and compute its feature in the same pass, with a model without a head.
+
+    Return the images, and a function that returns their features (n, D), given their digests.
+    """
+    extractor, view = pipeline.open_extractor(), eval_view(pipeline.transform)
+    assert extractor is not None, "a model cut before its head has frozen layers"
+    options |= {"extractor": extractor, "view": view, "max_pixels": extractor.max_pixels}
+    inspected = inspect_dataset(folder, **options)
+    log_cached_features(inspected, extractor.computed)
+    return inspected, functools.partial(extractor.rows, view=view)
 
 
 def log_cached_features(inspected: Images, computed: int) -> None:

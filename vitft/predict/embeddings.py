@@ -6,14 +6,15 @@ Features are extracted and cached as in training. Importing this module does not
 import io
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from vitft.config.run import Config
 from vitft.config.schema import require
-from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
+from vitft.config.sections import TrainSpec, WeightsSpec
 from vitft.data.image_table import Images, Row
 from vitft.data.images import (
     MAX_PIXELS,
@@ -119,22 +120,19 @@ def chosen_weights(
 
 
 def load_features(
-    run: str | None, weights: WeightsSpec | None, train: TrainSpec
+    run: str | None, weights: WeightsSpec | None, config: Config
 ) -> tuple["FrozenPipeline", tuple[str, ...]]:
     """Load a model cut after its pooled feature, from weights or a run, with the run's classes."""
     from vitft.features.extract import build_pipeline, load_pipeline
     from vitft.models.checkpoint import build_model
     from vitft.models.pretrained.weights import load_classifier
-    from vitft.system.device import pick_device, pick_precision
 
     if weights is not None:
-        none, spec = Images(Path(), (), ()), ModelSpec()
-        options: Any = {"weights": weights, "model": spec, "train": train}
-        return load_pipeline(none, "head", **options, max_pixels=MAX_PIXELS)[0], ()
+        config = replace(config, weights=weights)
+        return load_pipeline(Images(Path(), (), ()), "head", config)[0], ()
     tensors, card = load_classifier(find_model(run))
-    model, device = build_model(tensors, card.architecture), pick_device(train.device)
-    kind: Any = {"device": device, "precision": pick_precision(train.precision, device)}
-    return build_pipeline(model, card.transform, "head", train, **kind), card.classes
+    model = build_model(tensors, card.architecture)
+    return build_pipeline(model, card.transform, "head", config), card.classes
 
 
 def load_embedder(
@@ -148,8 +146,8 @@ def load_embedder(
     from vitft.features.cache import key_of
     from vitft.features.extract import inspect_dataset, log_cached_features
 
-    pipeline, _ = load_features(run, weights, train)
-    whole = pipeline.open_extractor(train, max_pixels=MAX_PIXELS)
+    pipeline, _ = load_features(run, weights, Config(train=train))
+    whole = pipeline.open_extractor()
     assert whole is not None
     extractor, view = whole.of_last_block(), eval_view(pipeline.transform)
     model = key_of(extractor.space["prefix"], view.settings).hex()[:16]

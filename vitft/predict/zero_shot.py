@@ -6,12 +6,11 @@ Importing this module does not import torch.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
+from vitft.config.run import Config
+from vitft.config.sections import TrainSpec, WeightsSpec
 from vitft.data.image_table import Images
-from vitft.data.images import MAX_PIXELS, check_any_readable
-from vitft.data.transforms import eval_view
+from vitft.data.images import check_any_readable
 from vitft.models.pretrained.catalog import check_weights_name
 from vitft.models.pretrained.text import PROMPTS, check_names, prompt_head
 from vitft.system.imports import require_extra
@@ -50,22 +49,17 @@ def write_zero_shot(
     """
     names = sorted(classes)  # as folders are, so that --keep-head finds the same order
     head = prompt_head(weights, names, prompts)
-    from vitft.features.extract import inspect_dataset, load_pipeline
+    from vitft.features.extract import inspect_with, load_pipeline
     from vitft.models.card import Card
     from vitft.models.checkpoint import save_checkpoint
 
     images, train = replace(images, classes=tuple(names)), replace(train, precision="fp32")
-    kind: Any = {"weights": WeightsSpec(name=weights), "model": ModelSpec(), "train": train}
-    pipeline, report = load_pipeline(images, "head", **kind, max_pixels=MAX_PIXELS)
-    extractor = pipeline.open_extractor(train, max_pixels=MAX_PIXELS)
-    assert extractor is not None
-    view = eval_view(report.transform)
+    config = Config(weights=WeightsSpec(name=weights), train=train)
+    pipeline, report = load_pipeline(images, "head", config)
     some = replace(images, rows=images.rows[:: -(-len(images.rows) // _IMAGES)])
-    inspected = inspect_dataset(
-        some, max_pixels=MAX_PIXELS, allow_bad=True, extractor=extractor, view=view
-    )
-    check_any_readable(inspected)
-    weight, bias = head.scaled(extractor.rows([row.sha256 for row in inspected.rows], view))
+    found, features = inspect_with(pipeline, some, allow_bad=True)
+    check_any_readable(found)
+    weight, bias = head.scaled(features([row.sha256 for row in found.rows]))
     card = Card(
         architecture=pipeline.model.config,
         transform=report.transform,

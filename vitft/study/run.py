@@ -29,13 +29,9 @@ from vitft.data.images import (
     open_image,
 )
 from vitft.data.split import images_of_weights
-from vitft.data.transforms import EvalTransform, eval_view
+from vitft.data.transforms import EvalTransform
 from vitft.features.cache import default_folder, prune
-from vitft.features.extract import (
-    inspect_dataset,
-    load_pipeline,
-    log_cached_features,
-)
+from vitft.features.extract import inspect_dataset, inspect_with, load_pipeline
 from vitft.features.folds import CV_FOLDS, Folded
 from vitft.features.head import choose_penalty
 from vitft.features.logistic import Standardizer, linear_logits, solve_logistic, threads_for
@@ -190,32 +186,16 @@ def _backbone_features(
     plan: Plan, name: str, config: Config, grey_range: GreyRange
 ) -> tuple[Images, _Rows]:
     """Inspect every image, and compute its features in the same pass."""
-    weights, data, train = plan.sources[name], config.data, config.train
-    pipeline, _ = load_pipeline(
-        plan.folder,
-        "head",
-        weights=replace(config.weights, name=weights),
-        model=config.model,
-        train=train,
-        max_pixels=data.max_pixels,
-        announce=not weights.startswith(RANDOM),
-    )
-    extractor = pipeline.open_extractor(train, max_pixels=data.max_pixels)
-    assert extractor is not None
+    weights = plan.sources[name]
+    own = replace(config, weights=replace(config.weights, name=weights))
+    is_shown = not weights.startswith(RANDOM)
+    pipeline, _ = load_pipeline(plan.folder, "head", own, announce=is_shown)
     log.info(
         f"{name}: {pipeline.model.feature_size}-dimensional features, computed on "
         f"{describe_device(pipeline.device)} in {pipeline.precision}"
     )
-    view = eval_view(replace(pipeline.transform, grey_range=grey_range))
-    inspected = inspect_dataset(
-        plan.folder,
-        extractor=extractor,
-        view=view,
-        max_pixels=data.max_pixels,
-        allow_bad=data.allow_bad,
-    )
-    log_cached_features(inspected, extractor.computed)
-    return inspected, functools.partial(extractor.rows, view=view)
+    pipeline = replace(pipeline, transform=replace(pipeline.transform, grey_range=grey_range))
+    return inspect_with(pipeline, plan.folder, allow_bad=config.data.allow_bad)
 
 
 def baseline_features(
@@ -401,13 +381,7 @@ def few_shot_split(files: Sequence[Row], classes: int, *, most: int, seed: int) 
 
 
 def _fit_heads(
-    name: str,
-    x: Tensor,
-    y: Tensor,
-    splits: Sequence[_Split],
-    shots: Sequence[int],
-    *,
-    classes: int,
+    name: str, x: Tensor, y: Tensor, splits: Sequence[_Split], shots: Sequence[int], *, classes: int
 ) -> list[Correct]:
     """Fit a head for each number of shots and seed, and return which test images are right."""
     found: list[Correct] = []

@@ -180,19 +180,12 @@ def _try_start(
 def _start_with(start: Start, weights: WeightsSpec) -> Start:
     """Return the same run, images and split with another input size or other weights."""
     config, data = replace(start.config, weights=weights), start.inputs.data
-    pipeline, report = load_pipeline(
-        data.manifest,
-        config.train.stages[0],
-        weights=config.weights,
-        model=config.model,
-        train=config.train,
-        max_pixels=config.data.max_pixels,
-        announce=False,
-    )
-    pipeline = read_several_blocks(pipeline, config.train, images=len(data.manifest.rows))
+    stage = config.train.stages[0]
+    pipeline, report = load_pipeline(data.manifest, stage, config, announce=False)
+    pipeline = read_several_blocks(pipeline, images=len(data.manifest.rows))
     transform = replace(report.transform, grey_range=data.transform.grey_range)
     pipeline = replace(pipeline, transform=transform)
-    extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
+    extractor = pipeline.open_extractor()
     data = replace(data, transform=transform)
     inputs = replace(start.inputs, data=data, cut=pipeline.cut, extractor=extractor)
     return replace(start, config=config, pipeline=pipeline, report=report, inputs=inputs)
@@ -370,14 +363,8 @@ class _Trial:
         """Return inputs to a copy of the model that is trained on the images of `manifest`."""
         model = copy.deepcopy(self.fitted.model)
         read_last_block(model, head)
-        return next_inputs(
-            model,
-            replace(self.fitted.inputs, data=replace(self.data, manifest=manifest)),
-            config,
-            self.layers,
-            precision=self.fitted.precision,
-            trial=what,
-        )
+        inputs = replace(self.fitted.inputs, data=replace(self.data, manifest=manifest))
+        return next_inputs(model, inputs, config, self.layers, trial=what)
 
     def time_steps(self, seconds: float) -> tuple[float, float]:
         """Measure feature extraction and training steps; return both times in seconds per image."""

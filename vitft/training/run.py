@@ -148,9 +148,7 @@ def fit(fitted: Fitted) -> None:
             log.info(
                 f"next stage: --train {stage}, starting from the weights of the previous stage"
             )
-            fitted.inputs = next_inputs(
-                best.model, fitted.inputs, config, stage, precision=fitted.precision
-            )
+            fitted.inputs = next_inputs(best.model, fitted.inputs, config, stage)
             if is_new:
                 best.weights = best.copy_weights()  # this stage trains more tensors
         if number >= first and config.solves(stage):

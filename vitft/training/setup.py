@@ -162,7 +162,7 @@ def load_model(
     most = ""
     may_read_more = not (folder.labels or config.weights.keep_head)
     if config.optim.solver == "lbfgs" and may_read_more:
-        several = read_several_blocks(pipeline, config.train, images=len(folder.rows))
+        several = read_several_blocks(pipeline, images=len(folder.rows))
         most = "up to " * (several is not pipeline)  # cross-validation will choose the blocks
         pipeline = several
     model, precision = pipeline.model, pipeline.precision
@@ -207,18 +207,12 @@ def _load_weights(
     recorded: Provenance = {}
     if runtime.resumed:
         recorded = read_run_json(runtime.resumed.resume / WEIGHTS_FILE, Provenance) or recorded
-    weights, typed = config.weights, config.weights.name
+    typed = config.weights.name
     name, commit = canonical_name(typed), recorded.get("revision", "")
     if name.startswith("hf:") and commit:
-        weights = replace(weights, name=f"{name.partition('@')[0]}@{commit}")
-    pipeline, report = load_pipeline(
-        folder,
-        config.train.stages[0],
-        weights=weights,
-        model=config.model,
-        train=config.train,
-        max_pixels=config.data.max_pixels,
-    )
+        weights = replace(config.weights, name=f"{name.partition('@')[0]}@{commit}")
+        config = replace(config, weights=weights)
+    pipeline, report = load_pipeline(folder, config.train.stages[0], config)
     before, now = recorded.get("sha256", ""), report.provenance.get("sha256", "")
     if before and now != before:
         raise RunError(
@@ -241,7 +235,7 @@ def extract_features(
     shard of the files, and has all features afterwards.
     """
     group, view = runtime.group, eval_view(pipeline.transform)
-    extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
+    extractor = pipeline.open_extractor()
     if extractor is not None:
         check_disk_space(extractor, view, len(folder.rows))
     fingerprints = None
@@ -418,23 +412,15 @@ def first_inputs(
 
 
 def next_inputs(
-    model: Model,
-    inputs: StageInputs,
-    config: Config,
-    stage: str,
-    *,
-    precision: str,
-    trial: str = "",
+    model: Model, inputs: StageInputs, config: Config, stage: str, *, trial: str = ""
 ) -> StageInputs:
     """Unfreeze the parameters that a stage trains, and cache and return the inputs to it.
 
     The `inputs` are those to another stage. `trial` labels the progress of a trial.
     """
-    data, train = inputs.data, config.train
-    pipeline = build_pipeline(
-        model, data.transform, stage, train, device=data.device, precision=precision
-    )
-    extractor = pipeline.open_extractor(train, max_pixels=data.max_pixels)
+    data = inputs.data
+    pipeline = build_pipeline(model, data.transform, stage, config)
+    extractor = pipeline.open_extractor()
     if extractor is not None:
         rows, view = data.manifest.rows, eval_view(data.transform)
         if not trial:

@@ -32,8 +32,8 @@ def with_soft_targets(data: Dataset, config: Config) -> Dataset:
     The features of the teacher are cached. Each process computes its shard.
     """
     name, rows = config.train.teacher, data.manifest.train
-    pipeline, classes = load_features(name, None, config.train)
-    extractor = pipeline.open_extractor(config.train, max_pixels=data.max_pixels)
+    pipeline, classes = load_features(name, None, config)
+    extractor = pipeline.open_extractor()
     assert extractor is not None, "a model cut before its head has frozen layers"
     own = replace(data, transform=pipeline.transform)
     views = [eval_view(own.transform)]

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.config.run import check_patches
-from vitft.config.sections import ModelSpec, WeightsSpec
+from vitft.config.run import Config, check_patches
 from vitft.data.image_table import Images
 from vitft.data.images import OpenedImage, inspect_file
 from vitft.data.transforms import EvalTransform
-from vitft.models.card import Provenance, TimmConfig
+from vitft.models.card import AnyConfig, Provenance, TimmConfig
 from vitft.models.checkpoint import build_model, load_checkpoint, on_meta
 from vitft.models.pretrained.catalog import (
     RANDOM,
@@ -35,12 +34,7 @@ from vitft.models.pretrained.catalog import (
 from vitft.models.pretrained.convert import PosEmbed
 from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.read import read_weights
-from vitft.models.pretrained.weights import (
-    UNSTATED,
-    descended,
-    open_pretrained,
-    weights_errors,
-)
+from vitft.models.pretrained.weights import UNSTATED, descended, open_pretrained, weights_errors
 from vitft.models.timm_model import Model, TimmModel, untrained
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, Pool, ViTConfig, as_pair, conv_strides
@@ -106,8 +100,10 @@ class LoadReport:
         return fact_lines(rows.items())
 
 
-def _describe_vit(config: ViTConfig) -> str:
+def _describe(config: AnyConfig) -> str:
     """Return the name of an architecture in the notation of papers, e.g. "ViT-B/16 224 px"."""
+    if isinstance(config, TimmConfig):
+        return f"timm's {config.timm}, {format_size(config.image_size)} px"
     named = {(size.width, size.depth, size.heads): name for name, size in SIZES.items()}
     name = named.get((config.width, config.depth, config.heads))
     size, extras = f"-{SIZE_LETTERS[name]}" if name else "", list[str]()
@@ -141,12 +137,25 @@ def _describe_statistics(transform: EvalTransform) -> str:
     return f"mean {mean}, std {std}"
 
 
-def _new_head(classes: int) -> str:
-    return f"new, {classes} classes, initialised to zero"
-
-
-def _parameters(model: Model) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+def _report(
+    model: Model,
+    provenance: Provenance,
+    transform: EvalTransform,
+    origin: str,
+    **found: Any,  # noqa: ANN401 - other fields
+) -> LoadReport:
+    """Return the report on a model; `found` replaces what is usual for a model with a new head."""
+    classes = model.config.num_classes
+    usual: dict[str, Any] = {
+        "source": provenance.get("source", ""),
+        "flavour": "vitft",
+        "architecture": _describe(model.config),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "loaded": len(model.net.state_dict()) if isinstance(model, TimmModel) else 0,
+        "head": f"new, {classes} classes, initialised to zero" if classes else "none",
+    }
+    known: Any = {"transform": transform, "statistics_source": origin, "provenance": provenance}
+    return LoadReport(**known, **usual | found)
 
 
 def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
@@ -251,13 +260,13 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     tensors, dropped, changes = adapt(
         weights.tensors, source, target, new_head=new_head, pos_embed=pos_embed
     )
-    loaded = len(tensors)
+    # Half precision is converted to float32; float32 tensors stay memory-mapped without a copy.
+    state = {name: tensor.float() for name, tensor in tensors.items()}
     if new_head and num_classes:
         # Zeros, so that the first loss is ln(C): Dosovitskiy et al. 2021, appendix B.1.1
-        tensors["head.weight"] = torch.zeros(num_classes, target.width)
-        tensors["head.bias"] = torch.zeros(num_classes)
-    # Half precision is converted to float32; float32 tensors stay memory-mapped without a copy.
-    model = build_model({name: tensor.float() for name, tensor in tensors.items()}, target)
+        state["head.weight"] = torch.zeros(num_classes, target.width)
+        state["head.bias"] = torch.zeros(num_classes)
+    model = build_model(state, target)
     notes += changes
     if keeps_head and target.pool != source.pool:
         notes.append(
@@ -265,26 +274,24 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         )
     if keeps_head and not bool(weights.tensors["head.weight"].any()):
         notes.append("the head in the file is all zeros. Set num_classes to create a new head")
-    head = _new_head(target.num_classes) if new_head else f"kept, {target.num_classes} classes"
-    kept: Literal["kept", "dropped"] = "kept" if target.pre_logits else "dropped"
+    kept = "kept" if target.pre_logits else "dropped"
+    head = {} if new_head else {"head": f"kept, {target.num_classes} classes"}
+    head = head if target.num_classes else {"head": "none: the model returns features"}
     before, after = (f"{rows}x{columns}" for rows, columns in (source.grid, target.grid))
-    positions = f"{before} as loaded" if before == after else f"{before} -> {after}, {pos_embed}"
-    positions = positions if target.positions else f"{after} rotary, not learned"
-    return model, LoadReport(
-        source=weights.provenance["source"],
+    grid = f"{before} as loaded" if before == after else f"{before} -> {after}, {pos_embed}"
+    return model, _report(
+        model,
+        weights.provenance,
+        replace(known, image_size=target.image_size, mean=given[0], std=given[1]),
+        origin,
         flavour=weights.flavour,
-        architecture=_describe_vit(target),
-        parameters=_parameters(model),
-        loaded=loaded,
+        loaded=len(tensors),
         dropped=(*weights.dropped, *dropped),
-        head=head if target.num_classes else "none: the model returns features",
         pre_logits=kept if source.pre_logits else "none",
-        positions=positions,
-        transform=replace(known, image_size=target.image_size, mean=given[0], std=given[1]),
-        statistics_source=origin,
-        provenance=weights.provenance,
+        positions=grid if target.positions else f"{after} rotary, not learned",
         classes=() if new_head else weights.classes,
         notes=tuple(notes),
+        **head,
     )
 
 
@@ -292,12 +299,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
 
 
 def _resize_positions(
-    pos: Tensor,
-    source: tuple[int, int],
-    grid: tuple[int, int],
-    *,
-    prefix: int,
-    mode: PosEmbed,
+    pos: Tensor, source: tuple[int, int], grid: tuple[int, int], *, prefix: int, mode: PosEmbed
 ) -> Tensor:
     """Resample position embeddings (1, prefix + rows*columns, D) for another grid of patches.
 
@@ -464,7 +466,7 @@ def inspect(
         "file": weights.provenance["source"],
         "sha256": weights.provenance["sha256"],
         "format": _FLAVOURS[weights.flavour],
-        "model": f"{_describe_vit(config)}, {size:,} parameters",
+        "model": f"{_describe(config)}, {size:,} parameters",
         "head": head,
         "pre_logits": "yes" if config.pre_logits else "no",
         "positions": "{}x{} patches and ".format(*config.grid) + count(prefix, "prefix token"),
@@ -507,21 +509,17 @@ def load_backbone(
     For timm models, pre_logits="keep" and pos_embed="jax" are rejected.
     """
     sizes: Any = {"num_classes": num_classes, "image_size": image_size}
-    statistics: Any = {key: options.get(key) for key in ("mean", "std")}
-    drop_path = options.get("drop_path", 0.0)
     if isinstance(name_or_path, str) and name_or_path.startswith(RANDOM):
         original = name_or_path.removeprefix(RANDOM)
         found = locate(original)
         model: Model
         torch.manual_seed(seed)
         if isinstance(found, CatalogEntry) and found.is_timm:
-            model, report = _load_timm(
-                found, **sizes, **statistics, drop_path=drop_path, is_random=True
-            )
+            model, report = _load_timm(found, options, **sizes, is_random=True)
         else:
             pretrained, report = load_backbone(original, **sizes, **options)
             torch.manual_seed(seed)
-            model = untrained(pretrained.config, drop_path=drop_path)
+            model = untrained(pretrained.config, drop_path=options.get("drop_path", 0.0))
         provenance: Provenance = {"name": name_or_path}
         return model.eval(), replace(report, provenance=provenance, positions="random")
     found = locate(name_or_path)
@@ -532,25 +530,21 @@ def load_backbone(
             "timm models do not support weights.pre_logits=keep or weights.pos_embed=jax",
             fix="omit these settings, because timm resizes position embeddings itself",
         )
-    sizes["drop_path"] = drop_path
     if isinstance(found, CatalogEntry):
-        is_allowed = bool(options.get("allow_pickle"))
-        return _load_timm(found, **sizes, **statistics, allow_pickle=is_allowed)
-    return _reload_timm(found, **sizes, classes=options.get("classes", ()))
+        return _load_timm(found, options, **sizes)
+    return _reload_timm(found, options, **sizes)
 
 
 def _load_timm(
     entry: CatalogEntry,
+    options: Mapping[str, Any],
     *,
     num_classes: int,
     image_size: _Sides,
-    mean: _Statistics,
-    std: _Statistics,
-    drop_path: float = 0.0,
-    allow_pickle: bool = False,
     is_random: bool = False,
 ) -> tuple[TimmModel, LoadReport]:
     """Return a timm model with pretrained or random weights and a zero head, and a report."""
+    mean, std, may_pickle = (options.get(name) for name in ("mean", "std", "allow_pickle"))
     entry = complete_entry(entry, is_published=not (is_random or entry.local))
     sides = entry.image_size if image_size is None else as_pair(image_size)
     config = TimmConfig(
@@ -572,14 +566,14 @@ def _load_timm(
         names: list[str] = []
         with contextlib.suppress(RunError):  # reported below
             names = [*on_meta(config.without_head()).state_dict()]
-        raw = read_weights(Path(entry.local), allow_pickle=allow_pickle, names=names)
+        raw = read_weights(Path(entry.local), allow_pickle=bool(may_pickle), names=names)
         source, dropped, notes = {"tensors": raw.tensors}, raw.dropped, raw.notes
         provenance["sha256"] = raw.sha256
     elif not is_random:
         path, provenance = fetch(entry)
         source, old_classes = {"file": path}, entry.num_classes
     try:
-        model = TimmModel(config, **source, drop_path=drop_path)
+        model = TimmModel(config, **source, drop_path=options.get("drop_path", 0.0))
     except (RuntimeError, ValueError, KeyError, AssertionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise WeightsError(
@@ -589,25 +583,23 @@ def _load_timm(
         ) from error
     if "tensors" in source:
         old_classes = len(source["tensors"].get(f"{model.head_name}.weight", ()))
-    report = _timm_report(model, old_classes, transform, provenance)
-    return model, replace(
-        report,
-        dropped=(*report.dropped, *dropped),
+    return model, _report(
+        model,
+        provenance,
+        transform,
+        _GIVEN if mean else "from timm",
+        flavour="timm",
+        dropped=(*_dropped_head(model, old_classes), *dropped),
         notes=notes,
         positions="resized by timm" if config.sized else "as loaded",
-        statistics_source=_GIVEN if mean else "from timm",
     )
 
 
 def _reload_timm(
-    path: Path,
-    *,
-    num_classes: int,
-    image_size: _Sides,
-    drop_path: float = 0.0,
-    classes: Sequence[str] = (),
+    path: Path, options: Mapping[str, Any], *, num_classes: int, image_size: _Sides
 ) -> tuple[TimmModel, LoadReport]:
-    """Return the timm model of a checkpoint, with its head if it is for `classes`, and a report."""
+    """Return the timm model of a checkpoint, with its head if it suits `classes`, and a report."""
+    classes, drop_path = options.get("classes", ()), options.get("drop_path", 0.0)
     with weights_errors():
         tensors, card = load_checkpoint(path)
         old = build_model(tensors, card.architecture)
@@ -624,71 +616,49 @@ def _reload_timm(
         model.head.load_state_dict(old.head.state_dict())
     note = f"the head of {file_name(path)} is {'kept' if is_kept else 'not used'}"
     provenance = descended({"name": file_name(path), "source": str(path)}, card.weights)
-    report = _timm_report(model, 0 if is_kept else len(card.classes), card.transform, provenance)
-    return model, replace(
-        report,
-        flavour="vitft",
-        statistics_source="from the checkpoint",
-        head="kept" if is_kept else report.head,
+    return model, _report(
+        model,
+        provenance,
+        card.transform,
+        "from the checkpoint",
+        dropped=() if is_kept else _dropped_head(model, len(card.classes)),
         notes=(note,) if classes else (),
+        **{"head": "kept"} if is_kept else {},
     )
 
 
-def _timm_report(
-    model: TimmModel, old_classes: int, transform: EvalTransform, provenance: Provenance
-) -> LoadReport:
-    """Return the report on a timm model; a head for `old_classes` classes, if any, was dropped."""
-    config = model.config
-    return LoadReport(
-        source=provenance["source"],
-        flavour="timm",
-        architecture=f"timm's {config.timm}, {format_size(config.image_size)} px",
-        parameters=_parameters(model),
-        loaded=len(model.net.state_dict()),
-        dropped=(f"{model.head_name} ({old_classes} classes)",) if old_classes else (),
-        head=_new_head(config.num_classes) if config.num_classes else "none",
-        transform=transform,
-        statistics_source="from timm",
-        provenance=provenance,
-    )
+def _dropped_head(model: TimmModel, classes: int) -> tuple[str, ...]:
+    """Return the description of a head for so many classes, if there are any."""
+    return (f"{model.head_name} ({classes} classes)",) if classes else ()
 
 
 # the model that the settings of a run describe ----------------------------------------------------
 
 
 def load_initial_model(
-    weights: WeightsSpec,
-    shape: ModelSpec,
-    folder: Images,
-    *,
-    max_pixels: int,
-    drop_path: float,
-    seed: int,
-    keep_head: bool,
-    announce: bool,
+    config: Config, folder: Images, *, keep_head: bool, announce: bool
 ) -> tuple[Model, LoadReport]:
-    """Return the initial model and its load report; `announce` logs them.
+    """Return the initial model of a run and its load report; `announce` logs them.
 
     The head is initialised to zero. With `keep_head`, a head in the file for the same classes is
     kept.
 
-    If the name of the weights is `none`, `shape` describes the architecture of a new model for the
-    images, of which those with more than `max_pixels` pixels are not read. If the name is
-    `random:NAME`, the model has the architecture and transform of NAME, but random weights.
+    If the name of the weights is `none`, `config.model` describes the architecture of a new model
+    for the images. If it is `random:NAME`, the model has the architecture and transform of NAME,
+    but random weights.
     """
+    weights, train = config.weights, config.train
     model: Model
     if weights.name == "none":
-        model, report = _new_model(
-            weights, shape, folder, max_pixels=max_pixels, drop_path=drop_path, seed=seed
-        )
+        model, report = _new_model(config, folder)
     else:
         names = ["image_size", "pre_logits", "pos_embed", "mean", "std", "allow_pickle"]
         model, report = load_backbone(
             weights.name,
             num_classes=len(folder.outputs),
             classes=folder.outputs if keep_head or weights.keep_head else (),
-            drop_path=drop_path,
-            seed=seed,
+            drop_path=train.drop_path,
+            seed=train.seed,
             **{name: getattr(weights, name) for name in names},
         )
     if weights.keep_head and not report.head.startswith("kept"):
@@ -718,16 +688,9 @@ def load_initial_model(
     return model, report
 
 
-def _new_model(
-    weights: WeightsSpec,
-    spec: ModelSpec,
-    folder: Images,
-    *,
-    max_pixels: int,
-    drop_path: float,
-    seed: int,
-) -> tuple[VisionTransformer, LoadReport]:
+def _new_model(config: Config, folder: Images) -> tuple[VisionTransformer, LoadReport]:
     """Return a randomly initialised model for the images of a folder, and its report."""
+    weights, spec, most = config.weights, config.model, config.data.max_pixels
 
     def size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
         red, green, blue = (channel.tobytes() for channel in opened.image.split())
@@ -735,7 +698,7 @@ def _new_model(
 
     # Up to 63 images show the common size, and whether all are grey
     files, root = folder.rows[:: max(1, len(folder.rows) // 32)], str(folder.root)
-    found = [inspect_file(root, file, size_and_grey, max_pixels=max_pixels) for file in files]
+    found = [inspect_file(root, file, size_and_grey, max_pixels=most) for file in files]
     readable = [each for each in found if not isinstance(each, ImageError)]
     if not readable:
         raise DataError(
@@ -754,26 +717,22 @@ def _new_model(
     shape = asdict(spec) | {"patch_size": as_pair(spec.patch_size)}
     shape["in_channels"] = shape.pop("channels") or (1 if all(g for _, g in readable) else 3)
     waves = shape.pop("positions") == "waves"
-    classes = len(folder.outputs)
-    config = ViTConfig(image_size=image_size, num_classes=classes, drop_path=drop_path, **shape)
-    given = _check_statistics(weights.mean, weights.std, config.in_channels)
-    mean, std = given or ((0.5,) * config.in_channels,) * 2
-    torch.manual_seed(seed)
-    model = VisionTransformer(config).eval()
+    shape |= {"num_classes": len(folder.outputs), "drop_path": config.train.drop_path}
+    vit = ViTConfig(image_size=image_size, **shape)
+    given = _check_statistics(weights.mean, weights.std, vit.in_channels)
+    mean, std = given or ((0.5,) * vit.in_channels,) * 2
+    torch.manual_seed(config.train.seed)
+    model = VisionTransformer(vit).eval()
     if waves and model.pos_embed is not None:
         with torch.no_grad():
-            model.pos_embed[0, config.num_prefix :] = sinusoidal_positions(config.grid, spec.width)
-    transform = EvalTransform(image_size=image_size, crop=1.0, mean=mean, std=std)
-    return model, LoadReport(
+            model.pos_embed[0, vit.num_prefix :] = sinusoidal_positions(vit.grid, spec.width)
+    return model, _report(
+        model,
+        {"name": "none"},
+        EvalTransform(image_size=image_size, crop=1.0, mean=mean, std=std),
+        _GIVEN if given else "default (change with --mean and --std)",
         source="random initialisation",
-        flavour="vitft",
-        architecture=_describe_vit(config),
-        parameters=_parameters(model),
-        head=_new_head(classes),
         positions="random",
-        transform=transform,
-        statistics_source=_GIVEN if given else "default (change with --mean and --std)",
-        provenance={"name": "none"},
     )
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitft.config.sections import DataSpec, TrainSpec, WeightsSpec
+from vitft.config.run import Config
+from vitft.config.sections import TrainSpec, WeightsSpec
 from vitft.data.image_table import Images, Row
 from vitft.data.images import GreyRange, check_any_readable, log_inspection, measure_grey_range
 from vitft.data.mistaken import check_is_folder
-from vitft.data.transforms import eval_view
 from vitft.data.walk import Walk, by_suffix, unused_notes
 from vitft.models.pretrained.text import prompt_head, text_tower
 from vitft.predict.embeddings import load_features
@@ -81,32 +81,28 @@ def load_pool(
     The features come from `weights` or, if `run` is given, from the model of the run. Without a
     run, the first guesses come from the class `names`, if the weights have a text tower.
     """
-    from vitft.features import extract as features
+    from vitft.features.extract import inspect_with
     from vitft.serve.label.chooser import directions
 
-    max_pixels, spec = DataSpec().max_pixels, None
-    if run is None:
-        spec = WeightsSpec(name=weights)
-    else:
+    spec = WeightsSpec(name=weights) if run is None else None
+    if run is not None:
         train = replace(train, precision="fp32")
-    pipeline, classes = load_features(run, spec, train)
+    config = Config(train=train)
+    pipeline, classes = load_features(run, spec, config)
     transform = pipeline.transform
     if run is None:
-        found = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
+        found = measure_grey_range(
+            folder, max_pixels=config.data.max_pixels, workers=usable_cores()
+        )
         transform = replace(transform, grey_range=found)
-    view = eval_view(transform)
-    extractor = pipeline.open_extractor(train, max_pixels=max_pixels)
-    assert extractor is not None
-    inspected = features.inspect_dataset(
-        folder, max_pixels=max_pixels, allow_bad=True, extractor=extractor, view=view
-    )
+    pipeline = replace(pipeline, transform=transform)
+    inspected, features = inspect_with(pipeline, folder, allow_bad=True)
     log_inspection(inspected)
     check_any_readable(inspected)
-    features.log_cached_features(inspected, extractor.computed)
     files: dict[str, list[str]] = {}
     for file in inspected.rows:
         files.setdefault(file.sha256, []).append(file.path)
-    x = extractor.rows([*files], view)
+    x = features([*files])
     logits = None
     if classes:
         logits = _logits(pipeline.model, x, pipeline.device)
