@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision import transforms as tv
 
 from vitft.data import CropTransform, EvalTransform
-from vitft.system import UsageError
+from vitft.system import UsageError, structured
 
 Fit = Literal["crop", "pad"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -107,7 +107,7 @@ def test_a_grey_model_sees_the_luma_of_an_image_three_times() -> None:
 def test_a_transform_survives_json() -> None:
     transform = EvalTransform(image_size=(224, 384), crop=0.95, mean=(0.1, 0.2, 0.3))
 
-    assert EvalTransform.from_json(json.loads(json.dumps(transform.to_json()))) == transform
+    assert structured(json.loads(json.dumps(transform.to_json())), EvalTransform) == transform
 
 
 def test_the_same_key_gives_the_same_view_and_another_key_another() -> None:

@@ -20,7 +20,7 @@ from tests.support.children import ended
 from tests.support.export_run import make_run
 from vitft.data import EvalTransform, open_image
 from vitft.export import Vector, export_run, plan_export
-from vitft.system import RunError
+from vitft.system import RunError, structured
 
 NODE, COMPILER = shutil.which("node"), shutil.which("g++")
 EXIF_COLOURS: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -50,9 +50,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """An exported folder with 25 more vectors of random shapes in a folder of their own."""
     root = tmp_path_factory.mktemp(request.param)
     found = exported(root, **TRANSFORMS[request.param])
-    transform = EvalTransform.from_json(
-        json.loads((found / "preprocessing.json").read_text())["transform"]
-    )
+    described = json.loads((found / "preprocessing.json").read_text())
+    transform = structured(described["transform"], EvalTransform)
     (found / "more").mkdir()
     for vector in random_vectors():
         vector.write(found / "more", transform)
@@ -170,7 +169,7 @@ def test_the_python_program_opens_files_as_vitft_does(
     folder: Path, tmp_path: Path, reference: ModuleType
 ) -> None:
     described = json.loads((folder / "preprocessing.json").read_text())
-    transform = EvalTransform.from_json(described["transform"])
+    transform = structured(described["transform"], EvalTransform)
     random = np.random.default_rng(2)
     colours = Image.fromarray(drawn(random, 30, 20, 3))
     colours.convert("CMYK").save(tmp_path / "cmyk.jpg")

@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -51,8 +51,7 @@ class EvalTransform:
     aspect ratio of 100 and 67 million pixels after resizing.
     """
 
-    image_size: tuple[Side, Side] = (224, 224)
-    """Height and width of the result in pixels."""
+    image_size: tuple[Side, Side] = (224, 224)  # height and width of the result in pixels
     crop: Annotated[float, Meta(gt=0, le=1)] = CROP
     """Fraction of the resized image's side that the centre crop keeps, in (0, 1]."""
     interpolation: Interpolation = "bicubic"
@@ -183,11 +182,6 @@ class EvalTransform:
 
     def to_json(self) -> dict[str, Any]:
         return {k: v for k, v in asdict(self).items() if k != "grey_range" or v}
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        tuples: dict[str, Any] = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
-        return cls(**{**fields, **tuples})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,9 @@ from vitft.models.numpy_vit import normalise
 from vitft.predict.engine import Engine, Views
 from vitft.predict.postprocess import Scores
 from vitft.system.cores import usable_cores
-from vitft.system.errors import RunError, UsageError
+from vitft.system.errors import RunError
 from vitft.system.imports import require_extra
-from vitft.system.structure import parse_json
+from vitft.system.structure import parse_json, structured
 
 _ONNX_BATCH_SIZE = 16  # number of images per call to a graph with a fixed image size
 
@@ -49,15 +49,14 @@ class OnnxEngine(Engine):
         try:
             facts = parse_json(described)
             self.classes = tuple(map(str, facts["classes"]))
-            self.transform = EvalTransform.from_json(facts["transform"])
+            self.transform: EvalTransform = structured(facts["transform"], EvalTransform)
             self.split = str(facts.get("split", ""))
             self.thresholds = tuple(map(float, facts.get("thresholds", ())))
             self.results = Results.from_json(facts.get("run"))
             self.input = str(facts["input"]["name"])
             self.takes_bytes, self.any_size = facts["input"]["bytes"], facts["input"]["any_size"]
-        except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
-            reason = error.problem if isinstance(error, UsageError) else error
-            raise _unreadable_graph(path, f"its vitft metadata is not valid: {reason}") from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _unreadable_graph(path, f"its vitft metadata is not valid: {error}") from error
         self.batch = 1 if self.any_size else _ONNX_BATCH_SIZE
 
     def view_of(self, image: Image.Image) -> Views:

@@ -236,7 +236,7 @@ class HtmlFormat(ExportFormat):
         known = {field.name for field in fields(ViTConfig)}
         shape = {name: value for name, value in meta["config"].items() if name in known}
         model = NumpyModel(structured(shape, ViTConfig, "config"), tensors)
-        transform = EvalTransform.from_json(meta["transform"])
+        transform = structured(meta["transform"], EvalTransform)
         return _opened(model, transform, tuple(meta["classes"]), tuple(meta["thresholds"]))
 
 

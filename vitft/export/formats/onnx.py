@@ -38,6 +38,7 @@ from vitft.system import console
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, write_json, writing
 from vitft.system.imports import version
+from vitft.system.structure import structured
 from vitft.system.text import count, percent
 
 _DESCRIPTION_FILE = "vitft.json"  # name of the file in the .pt2 archive that describes the program
@@ -138,7 +139,7 @@ def _open_graph(
     described: Mapping[str, Any], logits: Callable[[NumericArray], NumericArray], *, by: str
 ) -> OpenedModel:
     """Return a graph as an opened model, with the preprocessing given in its description."""
-    transform = EvalTransform.from_json(described["transform"])
+    transform: EvalTransform = structured(described["transform"], EvalTransform)
     takes_bytes, any_size = described["input"]["bytes"], described["input"]["any_size"]
     prepare: Callable[[Image.Image], NumericArray] = _rgb_bytes
     if any_size and not takes_bytes:
