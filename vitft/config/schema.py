@@ -55,27 +55,20 @@ def setting(default: _T, help: str = "", **known: Any) -> _T:  # noqa: ANN401
 class _Setting:
     """What is known of a setting."""
 
-    key: str
-    """Dotted name, such as `optim.lr`."""
+    key: str  # dotted name, such as `optim.lr`
     default: Any
-    type: type
-    """Type of the value or of each list item: bool, int, float or str."""
+    type: type  # type of the value or of each list item: bool, int, float or str
     choices: tuple[str | int, ...] = ()
     length: int | None = None
     """Number of items in a list, or 0 for any number; None for a single value."""
     is_optional: bool = False
     limits: _Range = field(default_factory=_Range)
     help: str = ""
-    metavar: str = ""
-    """Placeholder for the value in the help, if the type alone is not informative."""
-    shown: str = ""
-    """Default shown in the help, if it differs from `default`; `-` to show none."""
-    name: str = ""
-    """Argument of `vitft.finetune`, if it differs from the setting's name."""
-    common: bool = False
-    """Whether the help shows the option first."""
-    aliases: str = ""
-    """Names that other tools use for the setting."""
+    metavar: str = ""  # placeholder for the value in the help, if the type alone is not informative
+    shown: str = ""  # default shown in the help, if it differs from `default`; `-` to show none
+    name: str = ""  # argument of `vitft.finetune`, if it differs from the setting's name
+    common: bool = False  # whether the help shows the option first
+    aliases: str = ""  # names that other tools use for the setting
 
     @property
     def keyword(self) -> str:

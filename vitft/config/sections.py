@@ -11,8 +11,7 @@ from vitft.config.schema import check_values, invalid, require, setting
 from vitft.system.errors import UsageError
 from vitft.system.text import duration_fix, parse_duration
 
-_MAX_IMAGE_SIDE = 4096
-"""Maximum side of a model's input in pixels."""
+_MAX_IMAGE_SIDE = 4096  # maximum side of a model's input in pixels
 Side = Annotated[int, Meta(ge=1, le=_MAX_IMAGE_SIDE)]
 
 

@@ -101,8 +101,7 @@ def chosen_method(
             )
     if "fusion" in given and "head" in given:
         raise UsageError(
-            "--fusion combines all heads, but --head selects one",
-            fix="use only one of them",
+            "--fusion combines all heads, but --head selects one", fix="use only one of them"
         )
     return replace(method, **given)
 
@@ -111,8 +110,7 @@ def check_picture_side(side_px: int | None) -> None:
     """Raise a UsageError unless a picture can have a shorter side of this length, or None."""
     if side_px is not None and not 1 <= side_px <= _MAX_SIDE_PX:
         raise UsageError(
-            f"invalid --size {side_px}",
-            fix=f"use an integer from 1 to {_MAX_SIDE_PX}, e.g. 800",
+            f"invalid --size {side_px}", fix=f"use an integer from 1 to {_MAX_SIDE_PX}, e.g. 800"
         )
 
 

@@ -65,8 +65,7 @@ class TrainingLoss:
 
     class_weights: Tensor | None = None
     """Loss factors of the classes (C,), with mean 1 over the images; None if all are 1."""
-    several: bool = False
-    """Whether the targets are multi-label: 0 or 1 for each label."""
+    several: bool = False  # whether the targets are multi-label: 0 or 1 for each label
 
     def total(self, logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
         """Return the total loss of the images in nats; targets may also be class probabilities.

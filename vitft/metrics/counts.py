@@ -9,13 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitft.metrics.intervals import (
-    PRIOR_IMAGES,
-    Floats,
-    Groups,
-    design_effect,
-    score_interval,
-)
+from vitft.metrics.intervals import PRIOR_IMAGES, Floats, Groups, design_effect, score_interval
 
 LEVELS, _UNSURE = 2, 0.3  # levels of confidence; fraction of held-out images with the lower one
 _CHAINS, _SWEEPS, _FEWEST_SWEEPS, _BURN_IN = 20, 1000, 600, 0.2

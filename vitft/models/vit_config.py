@@ -105,10 +105,8 @@ class ViTConfig:
     patch_size: tuple[Side, Side] = (16, 16)
     """Height and width of a patch in pixels of the image, even in hybrids."""
     in_channels: Annotated[int, Meta(ge=1, le=1024)] = 3
-    width: Annotated[int, Meta(ge=1, le=65536)] = 768
-    """Number of dimensions of a token (D)."""
-    depth: Annotated[int, Meta(ge=1, le=1024)] = 12
-    """Number of blocks."""
+    width: Annotated[int, Meta(ge=1, le=65536)] = 768  # number of dimensions of a token (D)
+    depth: Annotated[int, Meta(ge=1, le=1024)] = 12  # number of blocks
     heads: Annotated[int, Meta(ge=1, le=65536)] = 12
     mlp_ratio: Annotated[float, Meta(gt=0, le=1024)] = 4.0
     """Hidden width of the MLP, as a multiple of `width`."""
@@ -130,10 +128,8 @@ class ViTConfig:
     """Epsilon of LayerNorm. The default is that of the JAX reference; CLIP and DINOv3 use 1e-5."""
     layer_scale: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Initial value of LayerScale's factors (DINOv2); 0 for no LayerScale."""
-    registers: Annotated[int, Meta(ge=0, le=1024)] = 0
-    """Number of register tokens (DINOv2)."""
-    prefix_positions: bool = True
-    """Whether the prefix tokens have position embeddings."""
+    registers: Annotated[int, Meta(ge=0, le=1024)] = 0  # number of register tokens (DINOv2)
+    prefix_positions: bool = True  # whether the prefix tokens have position embeddings
     distilled: bool = False
     """Whether there is a distillation token with its own head (DeiT); the logits of both heads are
     averaged."""
@@ -172,8 +168,7 @@ class ViTConfig:
     gated_mlp: bool = False
     """Whether the MLPs are SwiGLU layers (DINOv2-giant, EVA-02, AIMv2); `activation` then has no
     effect on them."""
-    positions: bool = True
-    """Whether there are learned position embeddings."""
+    positions: bool = True  # whether there are learned position embeddings
     rope: RopeConfig | None = None
     """Rotary position embeddings, applied to queries and keys in every block; None for no RoPE."""
     # Fields of `TimmConfig` that do not apply

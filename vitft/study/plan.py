@@ -36,8 +36,7 @@ class Plan:
     """Numbers of training images per class, in ascending order."""
     left_out: tuple[int, ...]
     """Numbers of shots left out because the smallest class has too few images."""
-    most: int
-    """The largest number of shots that the smallest class allows."""
+    most: int  # the largest number of shots that the smallest class allows
     seeds: int
     out: Path
 
