@@ -235,8 +235,22 @@ def unpack(archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | No
         megabytes = max(1, round(packed / 1e6))
         with console.Progress(f"unpacking {label}", megabytes, unit="MB") as progress:
             for entry, parts in entries:
-                if parts[0] != "__MACOSX":  # resource forks of macOS
-                    _write_entry(entry, folder.joinpath(*parts))
+                if parts[0] == "__MACOSX":  # resource forks of macOS
+                    continue
+                path = folder.joinpath(*parts)
+                with writing(path):
+                    try:  # an existing file is never overwritten
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        target = path.open("xb")
+                    except (FileExistsError, NotADirectoryError):
+                        problem = "occurs twice, or is both a file and a folder"
+                        raise ArchiveRefusedError(f"the entry '{entry.name}' {problem}") from None
+                with target, entry.open() or io.BytesIO() as source:
+                    while piece := source.read(_CHUNK_BYTES):
+                        with writing(path):
+                            target.write(piece)
+                    with writing(path):
+                        target.flush()
                 progress.advance(min(megabytes, round(file.tell() / 1e6)) - progress.done)
         inner = folder
         while len(inside := [*inner.iterdir()]) == 1 and inside[0].is_dir():
@@ -249,20 +263,3 @@ def unpack(archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | No
         for path in [*outer.joinpath(*below).iterdir()]:
             path.rename(folder / path.name)
         shutil.rmtree(outer)
-
-
-def _write_entry(entry: ArchiveEntry, path: Path) -> None:
-    """Create the file of an entry, never overwriting an existing one."""
-    with writing(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            target = path.open("xb")
-        except (FileExistsError, NotADirectoryError):
-            problem = "occurs twice, or is both a file and a folder"
-            raise ArchiveRefusedError(f"the entry '{entry.name}' {problem}") from None
-    with target, entry.open() or io.BytesIO() as source:
-        while piece := source.read(_CHUNK_BYTES):
-            with writing(path):
-                target.write(piece)
-        with writing(path):
-            target.flush()

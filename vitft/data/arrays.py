@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import compress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -362,24 +362,21 @@ def array_member(path: str) -> bytes | None:
     for part in parts:
         is_in = part.name == match["part"] and number < len(part.images)
         if is_in and path == f"{match['root']}/{_path_of(part, images.classes, number)}":
-            return _encode_bmp(part.images[number])
+            # A 24-bit BMP file of (H, W, 1 or 3), with its rows stored bottom-up
+            image: PixelArray = part.images[number]
+            height, width = image.shape[:2]
+            rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)  # rows padded to 4n bytes
+            colours = np.broadcast_to(image[::-1, :, ::-1], (height, width, 3))
+            rows[:, : 3 * width] = colours.reshape(height, -1)
+            size = 54 + rows.size
+            head = struct.pack("<2sI4xIIiiHH24x", b"BM", size, 54, 40, width, height, 1, 24)
+            return head + rows.tobytes()
     return None
 
 
 def _path_of(part: _Part, classes: Sequence[str], number: int) -> str:
     """Return the path of image `number` of a subset, which contains its class."""
     return f"{part.name}/{classes[part.labels[number]] or 'no label'}/{number:05}.bmp"
-
-
-def _encode_bmp(image: PixelArray) -> bytes:
-    """Encode an image (H, W, 1 or 3) as a 24-bit BMP file, with its rows stored bottom-up."""
-    height, width = image.shape[:2]
-    rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)  # rows padded to 4n bytes
-    colours = np.broadcast_to(image[::-1, :, ::-1], (height, width, 3))
-    rows[:, : 3 * width] = colours.reshape(height, -1)
-    size = 54 + rows.size
-    head = struct.pack("<2sI4xIIiiHH24x", b"BM", size, 54, 40, width, height, 1, 24)
-    return head + rows.tobytes()
 
 
 @contextlib.contextmanager
@@ -393,25 +390,19 @@ def sizes_assumed() -> Iterator[None]:
         _load_arrays.cache_clear()
 
 
-def _read(source: str) -> _Read:
-    """Read the arrays at a path that `_reader_of` recognised; a DataError if they are damaged."""
+@lru_cache(maxsize=4)
+def _load_arrays(source: str, _changed_ns: int) -> _Arrays:
+    """Read and validate a dataset; cached, because every lookup of an image by path needs it."""
     try:
         reader = _reader_of(Path(source))
         assert reader is not None
-        return reader()
+        read, known, notes, several = reader()
     except VitftError:
         raise
     except Exception as error:  # numpy, zipfile, zlib and tokenize have no common base
         problem = f"cannot read {source}: {' '.join(str(error).split())[:200]}"
         fix = "download or copy the file again, or save the arrays without compression, as numbers "
-        fix += "or text"
-        raise DataError(problem, fix=fix) from error
-
-
-@lru_cache(maxsize=4)
-def _load_arrays(source: str, _changed_ns: int) -> _Arrays:
-    """Read and validate a dataset; cached, because every lookup of an image by path needs it."""
-    read, known, notes, several = _read(source)
+        raise DataError(problem, fix=f"{fix}or text") from error
     by_name = {part.name: part for part in read}
     order = ("all",) if "all" in by_name else ("train", "val", "test")
     if order[0] not in by_name:
@@ -446,7 +437,6 @@ def _load_arrays(source: str, _changed_ns: int) -> _Arrays:
     table = np.full(max(present) + 1, -1)
     table[present] = [classes.index(name) for name in names]
     parts = [part._replace(labels=table[part.labels]) for part in parts]
-    layout: Literal["classes", "split"] = "split" if len(parts) > 1 else "classes"
     rows = [
         Row(_path_of(part, classes, i), int(label), part_named(part.name) if len(parts) > 1 else "")
         for part in parts
@@ -454,8 +444,8 @@ def _load_arrays(source: str, _changed_ns: int) -> _Arrays:
     ]
     rows.sort(key=lambda row: (row.label, row.path))
     labels = label_names(classes) if several else ()
-    images = Images(Path(source), classes, rows, labels, layout, notes=notes)
-    return images, tuple(parts)
+    layout: Any = "split" if len(parts) > 1 else "classes"
+    return Images(Path(source), classes, rows, labels, layout, notes=notes), tuple(parts)
 
 
 def _check_part(part: _Part, where: str) -> None:

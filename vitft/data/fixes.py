@@ -292,13 +292,8 @@ _COPY_MARK = re.compile(
     re.IGNORECASE,
 )
 """What programs add to the name of a copy, without the suffix: `x (1)`, `x - Kopie`, `x_copy1`."""
-_PARTS = {
-    "train": "training image",
-    "val": "validation image",
-    "test": "test image",
-    "": "not in the split",
-}
 SUBSETS = {"train": "training", "val": "validation", "test": "test"}
+_PARTS = {part: f"{name} image" for part, name in SUBSETS.items()} | {"": "not in the split"}
 
 
 def subset_names(group: CopyGroup) -> list[str]:

@@ -306,7 +306,13 @@ def read_label_table(
     """
     table = _Table(source, spec, others or {})
     table.read_rows()
-    unlabelled = table.leave_out_unlabelled()
+    # The test part is left out if none of its images has a label
+    test = {row.path for row in table.listed if row.part == "test"}
+    labelled, unlabelled = {row.path for row in table.listed if row.label}, list[str]()
+    if test and labelled and not test & labelled:
+        table.listed = [row for row in table.listed if row.path not in test]
+        table.by_path = {path: row for path, row in table.by_path.items() if path not in test}
+        unlabelled = [f"not used: the test part ({count(len(test), 'image')} without a label)"]
     names = [table.header[place] for place in table.labels]
     labels = _LabelParser(table.reader, names, table.listed, spec)
     sets: dict[str, set[str]] = {}
@@ -569,16 +575,6 @@ class _Table:
                 column=self.header[(self.roles | self.others).get(role, self.labels[0])],
                 fix=fix,
             )
-
-    def leave_out_unlabelled(self) -> list[str]:
-        """Leave out the test part if none of its images has a label, and return a note on it."""
-        test = {row.path for row in self.listed if row.part == "test"}
-        labelled = {row.path for row in self.listed if row.label}
-        if not test or test & labelled or not labelled:
-            return []
-        self.listed = [row for row in self.listed if row.path not in test]
-        self.by_path = {path: row for path, row in self.by_path.items() if path not in test}
-        return [f"not used: the test part ({count(len(test), 'image')} without a label)"]
 
     def notes(self, labels: Sequence[str]) -> Iterator[str]:
         """Yield notes on groups, and on rows and columns left out; `labels` are used as such."""

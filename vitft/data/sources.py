@@ -20,12 +20,7 @@ from typing import BinaryIO
 
 from vitft.config.sections import DataSpec
 from vitft.data.groups import groups_of, no_columns
-from vitft.data.listed_files import (
-    ImagesBelow,
-    check_some_exist,
-    is_missing,
-    warn_of_misspelt,
-)
+from vitft.data.listed_files import ImagesBelow, check_some_exist, is_missing, warn_of_misspelt
 from vitft.data.remote.places import place_of
 from vitft.data.signatures import identify_format, looks_like
 from vitft.data.table import (

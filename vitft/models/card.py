@@ -67,8 +67,7 @@ class TimmConfig:
     """Architecture of a `timm_model.TimmModel`."""
 
     timm: str  # name of the architecture, without a tag, e.g. `resnet18`
-    image_size: tuple[Side, Side]
-    """Height and width in pixels."""
+    image_size: tuple[Side, Side]  # height and width in pixels
     sized: bool = False  # whether `image_size` is passed to timm when the network is built
     num_classes: Natural = 0  # 0 for a model without a head
     in_channels: Annotated[int, Meta(ge=1, le=1024)] = 3
@@ -195,17 +194,15 @@ def _read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
         contradiction = f"it has {thresholds:,} thresholds for {count:,} labels"
     elif isinstance(shape, ViTConfig):  # the shapes of timm models require importing timm
         if not classes:  # the weights of a backbone will be converted to float32
-            tensors = {name: _as_float32(facts) for name, facts in tensors.items()}
+            tensors = {
+                name: facts._replace(dtype="F32") if facts.dtype in ("F16", "BF16") else facts
+                for name, facts in tensors.items()
+            }
         if mismatch := tensor_mismatch(tensors, vit_shapes(shape)):
             contradiction = f"the tensors do not match the architecture: {mismatch}"
     if contradiction:
         raise StructureError(contradiction)
     return card
-
-
-def _as_float32(facts: TensorFacts) -> TensorFacts:
-    """Return a tensor's type and shape, with a half-precision type replaced by float32."""
-    return TensorFacts("F32", facts.shape) if facts.dtype in ("F16", "BF16") else facts
 
 
 def parse_card(text: str) -> Card:

@@ -168,7 +168,14 @@ class TimmModel(nn.Module):
         super().__init__()
         self.config = config
         source: dict[str, Any] = {"file": str(file)} if file is not None else {}
-        source = source if tensors is None else _strict_source(config, tensors)
+        if tensors is not None:
+            # If the network and the weights differ in their number of classes, timm silently leaves
+            # missing tensors random. It is therefore built with the number of classes in `tensors`
+            net, state = _create_timm(config, {}), dict(tensors)
+            name, classifier = _classifier_of(net, config.timm)
+            for leaf, value in classifier.state_dict().items():
+                state.setdefault(f"{name}.{leaf}", value)
+            source = {"state_dict": state, "num_classes": len(state[f"{name}.weight"])}
         self.net = _create_timm(config, source, drop_path=drop_path)
         self.head_name, outer = _classifier_of(self.net, config.timm)  # path in timm's network
         self.is_conv = isinstance(outer, nn.Conv2d)
@@ -320,19 +327,6 @@ def _classifier_of(net: Any, name: str) -> tuple[str, nn.Linear | nn.Conv2d]:  #
         f"vitft cannot fine-tune {name}: its head is not a single linear layer",
         fix="choose another timm model",
     )
-
-
-def _strict_source(config: TimmConfig, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return settings that make timm load all tensors or raise RuntimeError.
-
-    If the network and the weights differ in their number of classes, timm silently leaves missing
-    tensors random. The network is therefore built with the number of classes in `tensors`.
-    """
-    net, state = _create_timm(config, {}), dict(tensors)
-    name, outer = _classifier_of(net, config.timm)
-    for leaf, value in outer.state_dict().items():
-        state.setdefault(f"{name}.{leaf}", value)
-    return {"state_dict": state, "num_classes": len(state[f"{name}.weight"])}
 
 
 def _rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:

@@ -36,15 +36,7 @@ from vitft.config.sections import DataSpec
 from vitft.data.archive import ArchiveEntry, ArchiveLimits, ArchiveRefusedError, opened_archive
 from vitft.data.arrays import data_path
 from vitft.data.parts import part_named
-from vitft.data.remote.places import (
-    COPY,
-    INDEX,
-    KINDS,
-    Place,
-    absolute_path,
-    place_of,
-    scheme_of,
-)
+from vitft.data.remote.places import COPY, INDEX, KINDS, Place, absolute_path, place_of, scheme_of
 from vitft.data.signatures import FORMAT_BY_SUFFIX, SUPPORTED, identify_format
 from vitft.data.table import PATH_COLUMNS, TableReader, cell_text, encode_table, open_text
 from vitft.data.walk import suffix_of, unused_notes
@@ -66,8 +58,7 @@ from vitft.system.text import count, describe_os_error, labelled, listing, redac
 log = logging.getLogger(__name__)
 
 _SOURCE, _MEMBERS = "source.json", "members.npy"
-_OPTION = "the environment variable VITFT_CACHE"
-"""What chooses the folder of copies, for messages."""
+_OPTION = "the environment variable VITFT_CACHE"  # what chooses the folder of copies
 _PRIVATE = "--set data.allow_private_addresses=true, or in predict --allow-private-addresses"
 _MAX_SHARDS = 100_000
 _FILE_SYSTEMS = {
@@ -85,9 +76,21 @@ def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None
         ResourceError: The disk is full or too small.
         RunError: The cache folder is not writable.
     """
-    place = place_of(data)
+    place, scheme = place_of(data), scheme_of(data)
     if place is None:
-        _refuse_address(data)
+        # An address, or a tar file that may be a shard or an archive
+        fetch = "fetch an archive of images with vitft data fetch --url URL"
+        is_tar = (urlsplit(data).path if scheme else data).lower().endswith(".tar")
+        if is_tar and (scheme or not os.path.isdir(data)):  # noqa: PTH112
+            problem = f"{data} is a tar file, which may be a shard or an archive of a folder"
+            fix = f"use --data wds:{data} if it is a shard (KEY.jpg, KEY.cls). Otherwise, unpack"
+            raise UsageError(problem, fix=f"{fix} it, or {fetch}")
+        if re.search(r"\.(tar\.\w+|tgz|tbz2?|txz|zip)$", data, re.I) and os.path.isfile(data):  # noqa: PTH113
+            raise UsageError(f"{data} is an archive", fix="unpack it, and use the folder")
+        if scheme:
+            what = "is a web address, not" if is_url(data) else "cannot be read as"
+            fix = "use wds:URL{00..99}.tar for tar shards, copy the folder to this machine, or "
+            raise UsageError(f"{data} {what} a folder or a table", fix=fix + fetch)
         return data_path(data, spec.root)
     if not place.address.strip("/"):
         raise UsageError(f"{data} names no data", fix=f"use e.g. --data {KINDS[place.kind]}")
@@ -124,25 +127,6 @@ def copied_images(data: str, *, allow_private: bool) -> Iterator[tuple[str, str]
 # addresses ----------------------------------------------------------------------------------------
 
 
-def _refuse_address(data: str) -> None:
-    """Raise a UsageError for an address, or a tar file that may be a shard or an archive."""
-    scheme = scheme_of(data)
-    fetch = "fetch an archive of images with vitft data fetch --url URL"
-    is_tar = (urlsplit(data).path if scheme else data).lower().endswith(".tar")
-    if is_tar and (scheme or not os.path.isdir(data)):  # noqa: PTH112
-        problem = f"{data} is a tar file, which may be a shard or an archive of a folder"
-        fix = f"use --data wds:{data} if it is a shard (KEY.jpg, KEY.cls). Otherwise, unpack it, or"
-        raise UsageError(problem, fix=f"{fix} {fetch}")
-    if re.search(r"\.(tar\.\w+|tgz|tbz2?|txz|zip)$", data, re.I) and os.path.isfile(data):  # noqa: PTH113
-        raise UsageError(f"{data} is an archive", fix="unpack it, and use the folder")
-    if scheme:
-        what = "is a web address, not" if is_url(data) else "cannot be read as"
-        fix = (
-            f"use wds:URL{{00..99}}.tar for tar shards, copy the folder to this machine, or {fetch}"
-        )
-        raise UsageError(f"{data} {what} a folder or a table", fix=fix)
-
-
 def _list_shards(address: str) -> list[tuple[str, str]]:
     """Return names and addresses of the shards that one with braces or, for paths, `*` stands for.
 
@@ -157,7 +141,13 @@ def _list_shards(address: str) -> list[tuple[str, str]]:
         raise UsageError(problem, fix=fix)
     addresses = _without_braces(address)
     if scheme in ("", "file"):
-        addresses = [path for one in addresses for path in _matching(absolute_path(one))]
+        patterns, addresses = map(absolute_path, addresses), []
+        for one in patterns:
+            is_pattern = any(sign in one for sign in "*?") and not os.path.lexists(one)
+            found = sorted(glob.glob(one)) if is_pattern else [one]  # noqa: PTH207 - names as typed
+            if not found:
+                raise DataError(f"no shards match {one}", fix="check the pattern and the folder")
+            addresses += found
     paths = [unquote(urlsplit(one).path) if is_url(one) else one for one in addresses]
     for path, one in zip(paths, addresses, strict=True):
         if not path.lower().endswith(".tar"):
@@ -170,16 +160,6 @@ def _list_shards(address: str) -> list[tuple[str, str]]:
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"wds:{address} names {twice} twice", fix="name each shard once")
     return list(zip(names, addresses, strict=True))
-
-
-def _matching(path: str) -> list[str]:
-    """Return the sorted files that match a path with `*` or `?`, or any other path itself."""
-    if os.path.lexists(path) or not any(sign in path for sign in "*?"):
-        return [path]
-    found = sorted(glob.glob(path))  # noqa: PTH207 - names as typed
-    if not found:
-        raise DataError(f"no shards match {path}", fix="check the pattern and the folder")
-    return found
 
 
 def _without_braces(address: str) -> list[str]:
@@ -603,10 +583,21 @@ def _copy_rows(place: Place) -> tuple[list[tuple[str, str]], list[str], str]:
         if "all" not in progress:
             found = datasets.get_dataset_split_names
             progress["all"] = found(name, options["name"], revision=options["revision"])
-        names, notes = _chosen_splits(place, name, chosen, progress["all"])
+        # The splits to copy, and a note on the others
+        every = names = progress["all"]
+        if chosen or len(every) > 1:
+            names = [one for one in every if (one == chosen if chosen else part_named(one))]
+        if not names:
+            problem = f"there is no split {chosen or 'named train, validation or test'}"
+            raise DataError(
+                f"{place.text}: {problem}. Splits found: {listing(every)}",
+                fix=f"choose one of them, e.g. hf:{name}:{every[0]}",
+            )
+        others = listing(one for one in every if not chosen and one not in names)
         shards = [
             shard for split in names for shard in _copy_split(place, options, split, progress)
         ]
+        notes = [f"not used: the splits {others}"] * bool(others)
         return [(shard, f"hf://{name}/{shard}") for shard in shards], notes, version
     except VitftError:
         raise
@@ -623,21 +614,6 @@ def _local_version(path: str) -> str:
     files = sorted(file for file in root.rglob("*") if file.is_file()) if root.is_dir() else [root]
     lines = [f"{file} {(s := file.stat()).st_size} {s.st_mtime_ns}" for file in files]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _chosen_splits(
-    place: Place, name: str, chosen: str, names: list[str]
-) -> tuple[list[str], list[str]]:
-    """Return the splits to copy, and notes on the others."""
-    if len(names) == 1 and not chosen:
-        return names, []
-    used = [one for one in names if (one == chosen if chosen else part_named(one))]
-    if not used:
-        wanted = chosen or "named train, validation or test"
-        problem = f"{place.text}: there is no split {wanted}. Splits found: {listing(names)}"
-        raise DataError(problem, fix=f"choose one of them, e.g. hf:{name}:{names[0]}")
-    others = [] if chosen else [one for one in names if one not in used]
-    return used, [f"not used: the splits {listing(others)}"] if others else []
 
 
 def _copy_split(

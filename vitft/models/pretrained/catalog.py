@@ -252,20 +252,30 @@ def find_entry(name: str) -> CatalogEntry:
     Raises:
         WeightsError: The name is unknown, or vitft's own model does not support these weights.
     """
-    rows = entries_by_name()
-    if name not in rows:
-        known = name.removeprefix("timm/")
-        if known.partition(".")[0] in timm_modules():
-            return _registry_entry(known)
-        more = similar_models(name, [f"timm:{one}" for one in timm_modules() if one not in rows])
-        near = [*similar_models(name, rows)[:3], *more[:2]]
-        fix = f"check the name (similar ones are {', '.join(near)}), or pass the path of a file"
-        is_path = Path(name).parent.is_dir()  # e.g. of a run whose name is mistyped
-        is_size = re.match(r"(?i)(vit|deit)-[a-z]{1,2}/\d", name)  # as in papers, e.g. ViT-B/16
-        if re.fullmatch(_REPOSITORY, name, re.ASCII) and not (is_path or is_size):
-            fix = f"for a repository on the hub, use hf:{name}. Otherwise, {fix}"
-        raise WeightsError(f"unknown weights {name!r}", fix=fix)
-    return rows[name]
+    rows, known = entries_by_name(), name.removeprefix("timm/")
+    architecture = known.partition(".")[0]
+    if name in rows:
+        return rows[name]
+    if architecture in timm_modules():
+        from vitft.models.registry import translate
+
+        try:
+            translate(architecture)
+        except UsageError as error:
+            problem, fix = (t.replace(architecture, known) for t in (error.problem, error.fix))
+            raise WeightsError(problem, fix=fix) from error
+        entry = complete_entry(CatalogEntry(name=f"timm:{known}", licence=""))
+        is_restricted = entry.terms == "non-commercial"
+        note = "the licence forbids commercial use" if is_restricted else ""
+        return replace(entry, name=entry.name.removeprefix("timm:"), options={}, note=note)
+    more = similar_models(name, [f"timm:{one}" for one in timm_modules() if one not in rows])
+    near = [*similar_models(name, rows)[:3], *more[:2]]
+    fix = f"check the name (similar ones are {', '.join(near)}), or pass the path of a file"
+    is_path = Path(name).parent.is_dir()  # e.g. of a run whose name is mistyped
+    is_size = re.match(r"(?i)(vit|deit)-[a-z]{1,2}/\d", name)  # as in papers, e.g. ViT-B/16
+    if re.fullmatch(_REPOSITORY, name, re.ASCII) and not (is_path or is_size):
+        fix = f"for a repository on the hub, use hf:{name}. Otherwise, {fix}"
+    raise WeightsError(f"unknown weights {name!r}", fix=fix)
 
 
 @functools.cache
@@ -308,22 +318,6 @@ def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> Catalog
         fit=CROP_MODES.get(known.crop_mode or "", "crop"),
         num_classes=known.num_classes,
     )
-
-
-def _registry_entry(name: str) -> CatalogEntry:
-    """Return an entry for weights that timm publishes and vitft's own model can use."""
-    from vitft.models.registry import translate
-
-    architecture = name.partition(".")[0]
-    try:
-        translate(architecture)
-    except UsageError as error:
-        problem, fix = (text.replace(architecture, name) for text in (error.problem, error.fix))
-        raise WeightsError(problem, fix=fix) from error
-    known = complete_entry(CatalogEntry(name=f"timm:{name}", licence=""))
-    is_restricted = known.terms == "non-commercial"
-    note = "the licence forbids commercial use" if is_restricted else ""
-    return replace(known, name=known.name.removeprefix("timm:"), options={}, note=note)
 
 
 # recommended weights, and the default choice of weights -------------------------------------------

@@ -480,7 +480,14 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             f"the tensors do not form a valid Vision Transformer: {error.problem}",
             fix="use other weights",
         ) from error
-    _check_fit(tensors, config)
+    if mismatch := tensor_mismatch(facts_of(tensors), vit_shapes(config)):
+        is_part = mismatch.startswith("missing")
+        raise WeightsError(
+            f"the weights do not match a width of {width}, {len(numbers)} blocks and patches of "
+            f"{patch[0]}x{patch[1]}: {mismatch}",
+            fix="save or download the file again, because it is probably "
+            + ("incomplete or edited" if is_part else "a mixture of two models"),
+        )
     return config
 
 
@@ -528,15 +535,3 @@ def _grid_of(
             fix="put a config.json that states the image size next to the weight file",
         )
     return (side, side), prefix
-
-
-def _check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
-    """Raise an error if names, shapes and types of tensors do not match a configuration exactly."""
-    if mismatch := tensor_mismatch(facts_of(tensors), vit_shapes(config)):
-        is_incomplete = mismatch.startswith("missing")
-        cause = "incomplete or edited" if is_incomplete else "a mixture of two models"
-        raise WeightsError(
-            f"the weights do not match a width of {config.width}, {config.depth} blocks and "
-            f"patches of {config.patch_size[0]}x{config.patch_size[1]}: {mismatch}",
-            fix=f"save or download the file again, because it is probably {cause}",
-        )

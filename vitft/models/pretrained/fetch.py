@@ -17,11 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vitft.models.card import Provenance, sha256_of
-from vitft.models.pretrained.catalog import (
-    CatalogEntry,
-    catalog_entries,
-    check_weight_file,
-)
+from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, check_weight_file
 from vitft.system import console
 from vitft.system.errors import WeightsError
 from vitft.system.files import writing

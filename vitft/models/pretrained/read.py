@@ -22,11 +22,7 @@ from torch import Tensor
 
 from vitft.data.signatures import looks_like
 from vitft.models.card import TORCH_TYPES, sha256_of
-from vitft.models.pretrained.catalog import (
-    catalog_entries,
-    check_weight_file,
-    file_and_part,
-)
+from vitft.models.pretrained.catalog import catalog_entries, check_weight_file, file_and_part
 from vitft.models.pretrained.convert import ROOT, described
 from vitft.models.pretrained.fetch import short_message
 from vitft.system.errors import WeightsError

@@ -342,28 +342,26 @@ def open_pretrained(
         path, origin = fetch(found, allow_pickle=allow_pickle)
         digest = origin["sha256"]
         raw = read_weights(path, allow_pickle=allow_pickle, sha256=sha256, digest=digest)
-        known = read_sidecar(path) if found.is_hub_repository else _catalog_facts(found)
-        return _from_raw(raw, known, origin)
+        if found.is_hub_repository:
+            return _from_raw(raw, read_sidecar(path), origin)
+        known: dict[str, Any] = {}
+        if found.architecture:
+            config = replace(architecture_config(found.architecture), **found.options)
+            known = _architecture_facts(config)
+        facts = SidecarFacts(
+            **known,
+            image_size=found.image_size,
+            pixels=found.pixels,
+            published=found.name,
+            source="from the catalogue",
+            notes=(found.note,) if found.note else (),
+        )
+        return _from_raw(raw, facts, origin)
     raw = read_weights(found, allow_pickle=allow_pickle, sha256=sha256)
     name = file_name(file_and_part(found)[0])
     origin = {"name": name, "source": str(found), "sha256": raw.sha256}
     is_checkpoint = "vitft.card" in raw.metadata
     return _from_raw(raw, SidecarFacts() if is_checkpoint else read_sidecar(found), origin)
-
-
-def _catalog_facts(entry: CatalogEntry) -> SidecarFacts:
-    known: dict[str, Any] = {}
-    if entry.architecture:
-        config = replace(architecture_config(entry.architecture), **entry.options)
-        known = _architecture_facts(config)
-    return SidecarFacts(
-        **known,
-        image_size=entry.image_size,
-        pixels=entry.pixels,
-        published=entry.name,
-        source="from the catalogue",
-        notes=(entry.note,) if entry.note else (),
-    )
 
 
 def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> PretrainedWeights:
