@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from vitft.config.run import Config, checked_run_config
 from vitft.config.schema import one_class_only
-from vitft.config.sections import DataSpec, TrainSpec, WeightsSpec
+from vitft.config.sections import DataSpec
 from vitft.data.duplicates import IndexPair, quality_remarks
 from vitft.data.fixes import Fix, apply_fixes, merge_fixes, propose_fixes, read_fixes
 from vitft.data.image_table import Images, Row
@@ -108,20 +108,19 @@ class CheckResult:
 
 def check_folder(
     data: Path,
+    config: Config,
     *,
-    spec: DataSpec,
-    weights: WeightsSpec,
-    train: TrainSpec,
     split: Mapping[str, Part] | None = None,
     needs_fixes: bool = True,
 ) -> CheckResult:
-    """Check the images of a folder and, if `weights` have a name, their labels.
+    """Check the images of a folder and, if the weights of `config` have a name, their labels.
 
-    The fixes in `spec` are applied first: images that they drop are not checked, and those that
-    they move are checked with their new labels. If `needs_fixes`, it is an error instead of a
-    warning that they cannot be applied. `split` maps image paths to subsets (`train`, `val` or
+    The fixes in its data settings are applied first: images that they drop are not checked, and
+    those that they move are checked with their new labels. If `needs_fixes`, it is an error instead
+    of a warning that they cannot be applied. `split` maps image paths to subsets (`train`, `val` or
     `test`); None means the folder's own subsets.
     """
+    spec, train = config.data, config.train
     folder, max_pixels = scan(data, spec, allow_empty=True), spec.max_pixels
     if split is not None and not any(file.path in split for file in folder.rows):
         raise DataError(
@@ -132,8 +131,7 @@ def check_folder(
     grey_range = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
     fingerprints = Fingerprints(train.cache, grey_range)
     features, transform, similar = None, EvalTransform(), list[IndexPair]()
-    if weights.name:
-        config = Config(data=spec, weights=weights, train=train)
+    if config.weights.name:
         inspected, features, transform = _inspect_with_features(folder, fingerprints, config)
         if inspected.rows:
             from vitft.features.neighbours import similar_images

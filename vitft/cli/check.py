@@ -85,10 +85,8 @@ def _check_command(args: argparse.Namespace) -> int:
     if name:  # only a run can allow pickles here
         check_weights_name(name, allow_pickle=pickles or None, allow_random=True)
     named = {k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None}
-    train, weights = replace(config.train, **named), config.weights
-    outcome = check_folder(
-        data, spec=spec, weights=weights, train=train, split=split, needs_fixes=bool(args.fixes)
-    )
+    used = replace(config, data=spec, train=replace(config.train, **named))
+    outcome = check_folder(data, used, split=split, needs_fixes=bool(args.fixes))
     together = outcome.groups_help or bool(args.run and config.data.group_duplicates)
     command = _training_command(args, data, spec, config, together=together)
     if outcome.fixes:

@@ -278,6 +278,7 @@ def timm_ema(folder: Path) -> None:
     """Write a checkpoint of timm's training script for one of timm's small networks."""
     import timm
 
+    torch.manual_seed(0)
     raw, average = (timm.create_model("test_vit", num_classes=3).state_dict() for _ in range(2))
     content = {"state_dict": raw, "state_dict_ema": average, "optimizer": OPTIMISER}
     torch.save({**content, "args": settings()}, folder / "timm_vit.pth")
