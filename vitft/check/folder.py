@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from vitft.config.run import Config, checked_run_config
 from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
 from vitft.data.duplicates import IndexPair, quality_remarks
 from vitft.data.fixes import Fix, apply_fixes, merge_fixes, propose_fixes, read_fixes
-from vitft.data.image_table import Images, Row
+from vitft.data.image_table import Images, Row, files_of
 from vitft.data.images import (
     GreyRange,
     describe_counts,
@@ -282,6 +284,8 @@ def audit_images(
     sees, and `own_split` whether the folder or the table divides them into subsets.
     """
     names, known_notes = images.classes, unused_notes(images.unused)
+    _, file = files_of(images.column("sha256"))
+    copied = images.where(np.bincount(file)[file] > 1)
     found: AuditResults = {
         "images": len(images.rows),
         "unused": unused_files(images.unused),
@@ -294,7 +298,7 @@ def audit_images(
             if not reason.startswith(("converted from", "rotated by EXIF"))  # harmless
         ],
         "duplicates": [
-            *_copy_groups(images, "exact", lambda row: row.sha256),
+            *_copy_groups(copied, "exact", lambda row: row.sha256),
             *_copy_groups(images, "near", lambda row: groups.get(row.sha256, "")),
         ],
         "mislabels": list(mislabels),
@@ -319,17 +323,17 @@ def audit_images(
 
 def _copy_groups(images: Images, kind: str, key: Callable[[Row], str]) -> list[CopyGroup]:
     """Return the groups of two or more images with the same key, ignoring empty keys."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[CopyMember]] = {}
     for row in images.rows:
         if name := key(row):
-            groups.setdefault(name, []).append(row)
-    names = images.classes
+            member = CopyMember(path=row.path, label=images.classes[row.label], split=row.split)
+            groups.setdefault(name, []).append(member)
     return [
         CopyGroup(
             kind=kind,
-            members=[CopyMember(path=r.path, label=names[r.label], split=r.split) for r in group],
-            across_split=len({row.split for row in group} - {""}) > 1,
-            labels_differ=len({row.label for row in group}) > 1,
+            members=group,
+            across_split=len({member["split"] for member in group} - {""}) > 1,
+            labels_differ=len({member["label"] for member in group}) > 1,
         )
         for group in groups.values()
         if len(group) > 1
@@ -390,7 +394,7 @@ def write_check_page(
         result.proposed,
         former=result.former,
         classes=folder.classes,
-        labels={file.path: folder.classes[file.label] for file in folder.rows},
+        images=folder,
         thumbnail=lambda path: thumbnails.get(path, ""),
         several=bool(folder.labels),
         steps=[(f"{refused}Train with the table. {OTHER_PATH}", f"{command} --fixes {DOWNLOADED}")],

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -85,8 +86,10 @@ def _row(path: str, label: int, split: Part, digest: bytes, *more: Any) -> Row: 
     return Row(path, label, split, "" if digest == _NO_DIGEST else digest.hex(), *more)
 
 
-def pack(rows: Iterable[Row]) -> Sequence[Row]:
+def pack(rows: Iterable[Row]) -> _Rows:
     """Store rows as columns, without holding all of them in memory at any time."""
+    if isinstance(rows, _Rows):
+        return rows
     share = dict[Any, Any]().setdefault
     records = (
         (path, label, share(split, split), bytes.fromhex(sha256), width, height,
@@ -134,8 +137,7 @@ class Images:
     predicted: bool = False  # whether the table has the columns of `vitft predict`
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rows, _Rows):
-            object.__setattr__(self, "rows", pack(self.rows))
+        object.__setattr__(self, "rows", pack(self.rows))
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -169,6 +171,15 @@ class Images:
     def test(self) -> Sequence[Row]:
         return self.where(self.column("split") == "test").rows
 
+    @functools.cached_property
+    def _places(self) -> Mapping[str, int]:
+        return {path: place for place, path in enumerate(self.column("path"))}
+
+    def find(self, path: str) -> Row | None:
+        """Return the image with a path, if there is one."""
+        place = self._places.get(path)
+        return None if place is None else self.rows[place]
+
     def column(self, name: str) -> _Array:
         """Return one value of each row, such as `label` (n,); digests are 32 bytes each."""
         rows = cast("_Rows", self.rows)
@@ -192,7 +203,10 @@ class Images:
     @property
     def digest(self) -> str:
         """Hexadecimal SHA-256 digest of the table as written to `split.csv`."""
-        return hashlib.sha256(self.to_csv()).hexdigest()
+        digest = hashlib.sha256()
+        for line in self._csv_lines():
+            digest.update(line)
+        return digest.hexdigest()
 
     def names(self, row: Row) -> tuple[str, ...]:
         """Return the class of an image or, for multi-label data, its labels."""
@@ -216,6 +230,13 @@ class Images:
         images = images.with_column("label", [index[name] for name in kept])
         return replace(images, classes=classes)
 
+    def with_classes(self, names: Sequence[str]) -> Self:
+        """Return the images with the classes in another order, which may include more classes."""
+        index = {name: number for number, name in enumerate(names)}
+        places = np.array([index[name] for name in self.classes], dtype=int)
+        images = self.with_column("label", places[self.column("label")])
+        return replace(images, classes=tuple(names))
+
     def by_class(self) -> Self:
         """Return the images sorted by class, then by path as a string."""
         keys = [*zip(self.column("label").tolist(), self.column("path"), strict=True)]
@@ -224,8 +245,8 @@ class Images:
     def locate(self, row: Row) -> str:
         return os.path.join(self.root, row.path)  # noqa: PTH118 - Path is slow
 
-    def to_csv(self) -> bytes:
-        """Return the table as `split.csv`."""
+    def _csv_lines(self) -> Iterator[bytes]:
+        """Yield the lines of the table as in `split.csv`."""
         columns: Sequence[str] = _SETS_COLUMNS if self.labels else SPLIT_COLUMNS
         if any(self.column("group")):
             columns = (*columns, GROUP_COLUMN)
@@ -236,7 +257,7 @@ class Images:
         return encode_table(columns, rows)
 
     def write(self, path: Path) -> None:
-        write_atomically(path, self.to_csv())
+        write_atomically(path, self._csv_lines())
 
     @classmethod
     def from_csv(cls, path: Path, root: Path) -> Self:
@@ -252,27 +273,62 @@ class Images:
         known = [SPLIT_COLUMNS, _SETS_COLUMNS]
         if header not in (*known, *((*columns, GROUP_COLUMN) for columns in known)):
             raise table.error(f"the header must be {','.join(SPLIT_COLUMNS)}")
-        found: dict[str, list[str]] = {}
-        for cells in lines:
-            table.check_width(cells, header)
-            name, _, part, sha256 = cells[: len(SPLIT_COLUMNS)]
-            if not name or name.startswith("/") or ".." in name.split("/"):
-                raise table.error(f"the path {name!r} does not point inside the data folder")
-            if name in found:
-                raise table.error(f"{name!r} is listed twice")
-            if part not in ("train", "val", "test"):
-                raise table.error(f"split is {part!r}, but must be 'train', 'val' or 'test'")
-            if not re.fullmatch("[0-9a-f]{64}", sha256):
-                raise table.error(f"{sha256[:70]!r} is not a sha256 digest")
-            found[name] = cells
-        classes = sorted({cells[1] for cells in found.values()})
-        index = {name: number for number, name in enumerate(classes)}
-        rows = [
-            Row(name, index[label], cast("Part", part), sha256, group="".join(group))
-            for name, label, part, sha256, *group in found.values()
-        ]
-        labels = label_names(classes) if header[1] == "labels" else ()
-        return cls(root, tuple(classes), rows, labels)
+        names, numbers = set[str](), dict[str, int]()  # numbers of the classes as they occur
+
+        def rows() -> Iterator[Row]:
+            for cells in lines:
+                table.check_width(cells, header)
+                name, label, part, sha256, *group = cells
+                if not name or name.startswith("/") or ".." in name.split("/"):
+                    raise table.error(f"the path {name!r} does not point inside the data folder")
+                if name in names:
+                    raise table.error(f"{name!r} is listed twice")
+                if part not in ("train", "val", "test"):
+                    raise table.error(f"split is {part!r}, but must be 'train', 'val' or 'test'")
+                if not re.fullmatch("[0-9a-f]{64}", sha256):
+                    raise table.error(f"{sha256[:70]!r} is not a sha256 digest")
+                names.add(name)
+                number = numbers.setdefault(label, len(numbers))
+                yield Row(name, number, cast("Part", part), sha256, group="".join(group))
+
+        packed = pack(rows())
+        labels = label_names(numbers) if header[1] == "labels" else ()
+        return cls(root, tuple(numbers), packed, labels).with_classes(sorted(numbers))
+
+
+# identical files, which count once ----------------------------------------------------------------
+
+
+def files_of(digests: _Array) -> tuple[_Array, _Array]:
+    """Return the first place of each different digest (m,), and the number of each digest (n,)."""
+    return np.unique(digests.view("S32"), return_index=True, return_inverse=True)[1:]
+
+
+def distinct_places(rows: Sequence[Row]) -> _Array:
+    """Return the place of one row for each distinct file, so that copies count once.
+
+    Of copies with different labels, the content decides which one counts. If the first always
+    counted, a model that always predicts the first label would be right.
+    """
+    table = pack(rows)
+    digests, labels = (table.columns[name][table.places] for name in ("sha256", "label"))
+    first, file = files_of(digests)
+    chosen = np.empty_like(first)
+    chosen[file] = np.arange(len(file))  # the last copy
+    differ = np.isin(file, file[labels != labels[first][file]])
+    copies: dict[int, dict[int, int]] = {}  # of files with several labels: the last of each label
+    for place in np.flatnonzero(differ).tolist():
+        copies.setdefault(int(file[place]), {})[int(labels[place])] = place
+    for number, same in copies.items():
+        text = digests.item(int(first[number])).hex()
+        chosen[number] = [*same.values()][zlib.crc32(text.encode()) % len(same)]
+    return chosen[np.argsort(first)]
+
+
+def distinct_rows(rows: Sequence[Row]) -> Sequence[Row]:
+    """Return one row for each distinct file (see `distinct_places`)."""
+    table = pack(rows)
+    return _Rows(table.columns, table.places[distinct_places(table)])
 
 
 # label sets: all labels of an image in multi-label data, as text such as `a|b` --------------------

@@ -19,7 +19,7 @@ from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import find_arrays
 from vitft.data.groups import groups_of, no_columns, with_group_by
-from vitft.data.image_table import Images, Row
+from vitft.data.image_table import Images, Row, pack
 from vitft.data.label_table import GROUP, OTHER_GROUP, bare_name, read_label_table
 from vitft.data.listed_files import find_files
 from vitft.data.mistaken import check_is_folder
@@ -307,14 +307,14 @@ def _scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Images:
     )
 
 
-def _rows_in(walk: Walk, classes: Sequence[str], parts: Mapping[Part, str]) -> list[Row]:
+def _rows_in(walk: Walk, classes: Sequence[str], parts: Mapping[Part, str]) -> Sequence[Row]:
     """Return the images in the class folders of each subset, whose folders `parts` gives."""
-    rows = [
+    rows = pack(
         Row(path, label, part)
         for label, name in enumerate(classes)
         for part, folder in parts.items()
         for path in walk.images(f"{folder}/{name}".lstrip("/"))
-    ]
+    )
     walk.raise_if_refused()
     return rows
 

@@ -10,7 +10,6 @@ import hashlib
 import logging
 import os
 import random
-import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from itertools import chain, compress, islice, pairwise, starmap
@@ -22,7 +21,7 @@ import numpy as np
 from vitft.config.run import read_run_config
 from vitft.config.sections import DataSpec
 from vitft.data.duplicates import group_names
-from vitft.data.image_table import Images, Row, membership, split_labels
+from vitft.data.image_table import Images, Row, files_of, membership, split_labels
 from vitft.data.parts import Part
 from vitft.data.remote.places import INDEX, place_of
 from vitft.data.scan import class_table
@@ -318,19 +317,6 @@ _MIN_SPELT = 4
 """Number of characters up to which a name is not taken for a misspelt one, as `car` for `cat`."""
 
 
-def distinct_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return one row for each distinct file, so that copies count once.
-
-    Of copies with different labels, the content decides which one counts. If the first always
-    counted, a model that always predicts the first label would be right.
-    """
-    copies: dict[str, dict[int, Row]] = {}
-    for row in rows:
-        copies.setdefault(row.sha256, {})[row.label] = row
-    found = ((zlib.crc32(digest.encode()), [*same.values()]) for digest, same in copies.items())
-    return [same[number % len(same)] for number, same in found]
-
-
 def run_manifest(run: Path) -> Images | None:
     """Return the split of a run, or None if the run has no config.toml or no split.csv.
 
@@ -586,16 +572,10 @@ def log_split(manifest: Images) -> None:
     if note := _trained_only_note(have, names):
         log.warning(note)
     # Identical files on several sides, or with several labels
-    _, place, uses = np.unique(
-        manifest.column("sha256").view("S32"), return_inverse=True, return_counts=True
-    )
-    copies: dict[str, list[Row]] = {}
-    for row in manifest.where(uses[place] > 1).rows:
-        copies.setdefault(row.sha256, []).append(row)
-    for kind, differs in (
-        (across, lambda row: row.split),
-        ("with different labels (one counts)", lambda row: row.label),
-    ):
-        if groups := [own for own in copies.values() if len({*map(differs, own)}) > 1]:
-            example = " and ".join(row.path for row in groups[0][:2])
-            log.warning(f"identical files {kind}: {count(len(groups), 'group')}, e.g. {example}")
+    first, file = files_of(manifest.column("sha256"))
+    for kind, name in ((across, "split"), ("with different labels (one counts)", "label")):
+        values = manifest.column(name)
+        if len(apart := np.unique(first[file[values != values[first][file]]])):
+            copies = manifest.where(file == file[apart[0]]).rows[:2]
+            example = " and ".join(row.path for row in copies)
+            log.warning(f"identical files {kind}: {count(len(apart), 'group')}, e.g. {example}")

@@ -48,10 +48,12 @@ RowError = Callable[[str, int, str, str], DataError | RunError]
 
 def encode_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, bom: bool = False
-) -> bytes:
-    """Encode a table as CSV, with `bom` after the mark by which spreadsheets recognise UTF-8."""
-    lines = (",".join(map(quote_cell, cells)) + "\n" for cells in (columns, *rows))
-    return ("\ufeff" * bom + "".join(lines)).encode("utf-8", "surrogateescape")
+) -> Iterator[bytes]:
+    """Yield the lines of a CSV file, with `bom` after the mark by which spreadsheets know UTF-8."""
+    mark = "\ufeff" * bom
+    for cells in chain([columns], rows):
+        yield f"{mark}{','.join(map(quote_cell, cells))}\n".encode("utf-8", "surrogateescape")
+        mark = ""
 
 
 def quote_cell(cell: str) -> str:

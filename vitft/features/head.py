@@ -193,7 +193,8 @@ def _solve_discriminant(
         prior = membership.sum(dim=0)  # (C,)
         means = membership.T @ x / prior.clamp(min=torch.finfo(prior.dtype).tiny)[:, None]  # (C, D)
         unbiased = len(y) / max(1, len(y) - int((prior > 0).sum()))
-        residual = (x - means[y]) * (weight * unbiased).sqrt()[:, None]  # R^T R is the covariance
+        residual = x.sub_(means[y])  # in place of the features: all of this is in float64
+        residual *= (weight * unbiased).sqrt()[:, None]  # R^T R is the covariance
         variance = max(residual.square().sum().item() / x.shape[1], _SMALLEST_VARIANCE)
         # For each shrinkage s, inverse((1 - s) R^T R + s * variance * I) @ means.T
         is_dual = len(residual) < residual.shape[1]  # n equations, by the Woodbury identity, not D

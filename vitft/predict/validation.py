@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from vitft.data.fixes import is_leak
-from vitft.data.image_table import Images, Row
-from vitft.data.split import distinct_rows
+from vitft.data.image_table import Images, Row, distinct_places, distinct_rows
 from vitft.metrics.calibration import Ints, sigmoid
 from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval, number_groups
 from vitft.metrics.results import AuditResults, Estimate, read_results
@@ -164,7 +163,7 @@ class HeldOut:
         if not len(self.logits):
             return ()
         split, path, thresholds = self.split, RunDir(self.run).eval, list[float]()
-        rows = split.val
+        rows = distinct_rows(split.val)
         if split.labels:
             results = read_results(path)
             each = results["labels"]["per_label"] if results and "labels" in results else {}
@@ -173,10 +172,12 @@ class HeldOut:
         if len(thresholds) != len(split.labels):
             raise damaged_file(path, "it does not have a threshold for each label")
         predictions = Postprocess(classes=split.outputs, thresholds=tuple(thresholds))(
-            [row.path for row in rows], Scores(self.logits), split.targets(rows)
+            [row.path for row in rows],
+            Scores(self.logits[distinct_places(split.val)]),
+            split.targets(rows),
         )
-        by_path = {
-            row.path: ValidationPrediction(
+        return tuple(
+            ValidationPrediction(
                 path=row.path,
                 sha256=row.sha256,
                 label=split.classes[row.label],
@@ -186,23 +187,20 @@ class HeldOut:
                 most_probable=prediction.classes[0],
             )
             for row, prediction in zip(rows, predictions, strict=True)
-        }
-        return tuple(by_path[row.path] for row in distinct_rows(rows))
+        )
 
     @cached_property
     def _training(self) -> list[Row]:
         """Rows of the distinct training images with a cross-validated class, or with labels."""
-        distinct = distinct_rows([row for row in self.split.rows if row.split != "test"])
+        distinct = distinct_rows(self.split.where(self.split.column("split") != "test").rows)
         scored = {row.sha256 for row in distinct} if self.split.labels else {*self.cross_validated}
         scored -= {row.sha256 for row in self.split.val}
         return [row for row in distinct if row.sha256 in scored]
 
     @cached_property
-    def _distinct(self) -> tuple[list[Row], ScoreArray]:
+    def _distinct(self) -> tuple[Sequence[Row], ScoreArray]:
         """Rows of the distinct validation images, and their logits (n, C)."""
-        rows = distinct_rows(self.split.val)
-        places = {row.path: place for place, row in enumerate(self.split.val)}
-        return rows, self.logits[[places[row.path] for row in rows]]
+        return distinct_rows(self.split.val), self.logits[distinct_places(self.split.val)]
 
     def answers(self) -> _HeldOutAnswers:
         """Return the answers for the distinct validation images, and then for training images.
@@ -267,7 +265,7 @@ class HeldOut:
         rows = (*distinct_rows(self.split.val), *self._training)[:images]
         if len(rows) < images:
             return None
-        return number_groups([row.group for row in rows], [row.sha256 for row in rows])
+        return number_groups([row.group for row in rows], (row.sha256 for row in rows))
 
 
 def read_split(run: Path) -> Images:
@@ -290,9 +288,7 @@ def read_split(run: Path) -> Images:
         raise damaged_file(indices, f"the class {min(unknown)!r} of split.csv is missing")
     if manifest.labels:
         return replace(manifest, labels=classes)
-    index = {name: number for number, name in enumerate(classes)}
-    rows = [row._replace(label=index[manifest.classes[row.label]]) for row in manifest.rows]
-    return Images(run, classes, rows)
+    return manifest.with_classes(classes)
 
 
 def accuracy_without_copies(

@@ -8,7 +8,7 @@ content that `data.fixes.write_fixes` would write.
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from vitft.data.fixes import (
     read_fixes,
     subset_names,
 )
+from vitft.data.image_table import Images
 from vitft.data.table import quote_cell
 from vitft.messages.results import COPIES_WARNING, TEST_COPIES_WARNING
 from vitft.metrics.results import AuditResults, CopyGroup
@@ -55,8 +56,9 @@ def _table_json(
         "classes": [[visible(name), cell(name)] for name in classes],
         "former": [[cell(f.path), f.action, ",".join(map(cell, f.cells))] for f in former],
     }
-    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-    return escape(json.dumps({**content, "key": key}))
+    text = json.dumps(content)
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return escape(f'{text[:-1]}, "key": "{key}"}}')
 
 
 def make_decisions(
@@ -64,7 +66,7 @@ def make_decisions(
     fixes: Sequence[Fix],
     *,
     classes: Sequence[str],
-    labels: Mapping[str, str],
+    images: Images,
     thumbnail: Callable[[str], str],
     several: bool,
     former: Sequence[Fix] = (),
@@ -73,9 +75,9 @@ def make_decisions(
 ) -> _View | None:
     """Return the findings of an audit with controls for decisions, or None if there are none.
 
-    `labels` maps paths to classes or label sets, and `thumbnail` returns that of a path as a data
-    URI, or "". There is no table for `several` labels. It includes the fixes that were applied
-    before (`former`), or there is a `warning` that they cannot be read. `steps` have commands.
+    `images` are those of the audit, and `thumbnail` returns that of a path as a data URI, or "".
+    There is no table for `several` labels. It includes the fixes that were applied before
+    (`former`), or there is a `warning` that they cannot be read. `steps` have commands.
     """
     table = [] if several else list(fixes)  # other files than these are written if they change
     proposed, position = len(table), {fix.path: i for i, fix in enumerate(table)}
@@ -88,7 +90,8 @@ def make_decisions(
         `suggested` among those to which images can be moved. A file that is not `is_readable` can
         only be dropped or left undecided.
         """
-        label = labels.get(path, "")
+        row = images.find(path)
+        label = "" if row is None else images.classes[row.label]
         if path not in position:
             position[path] = len(table)
             table.append(Fix(path=path, action=UNDECIDED, label=label))
@@ -217,7 +220,7 @@ def run_decisions(run: Run, thumbnails: Thumbnails) -> _View | None:
         run.audit,
         propose_fixes(run.audit),
         classes=run.classes,
-        labels={row.path: run.split.classes[row.label] for row in run.rows},
+        images=run.split,
         thumbnail=thumbnails.of_path,
         several=run.several,
         former=former,

@@ -125,10 +125,6 @@ class Run:
         """Return the value of a setting in config.toml, or None if the setting is missing."""
         return self.config.get(section, {}).get(name)
 
-    @cached_property
-    def by_path(self) -> Mapping[str, Row]:
-        return {row.path: row for row in self.rows}
-
     def thumbnail(self, sha256: str, *, attention: bool = False) -> str:
         """Return the thumbnail of an image as a data URI, or an empty string if there is none."""
         path = self.path / validation.THUMBS / validation.thumb_name(sha256, attention=attention)
@@ -156,7 +152,7 @@ class Thumbnails:
 
     def of_path(self, path: str) -> str:
         """Return the thumbnail of the image that has this path in the split of the first run."""
-        row = self.runs[0].by_path.get(path)
+        row = self.runs[0].split.find(path)
         return self.get(row.sha256) if row else ""
 
 

@@ -336,7 +336,8 @@ def _cross_validated_counts(run: Run) -> Counter[tuple[int, int]]:
     if run.several or not own_cross_validation(run.measured):
         return Counter()
     index = {name: i for i, name in enumerate(run.classes)}
-    true = {row.sha256: run.split.names(row)[0] for row in run.rows}
+    named = (row for row in run.rows if row.sha256 in run.cross_validated)
+    true = {row.sha256: run.split.names(row)[0] for row in named}
     counts = Counter((index[true[key]], index[name]) for key, name in run.cross_validated.items())
     return counts if counts.total() > len(run.predictions) else Counter()
 

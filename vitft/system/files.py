@@ -9,7 +9,8 @@ import shutil
 import stat
 import uuid
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +91,11 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryview]) -> None:
+def write_atomically(path: Path, content: bytes | str | Iterable[bytes | memoryview]) -> None:
     """Write the file `path` atomically: after a crash, it has either the old or the new content.
 
-    The content may be a sequence of parts, which avoids copying large parts to join them. Errors
-    are those of `writing`.
+    The content may be in parts, so that large parts are not copied, or many are not all in memory.
+    Errors are those of `writing`.
     """
     text = content.encode() if isinstance(content, str) else content
     parts = [text] if isinstance(text, bytes) else text
@@ -108,7 +109,8 @@ def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryv
 
 def write_json(path: Path, fields: Mapping[str, Any]) -> None:
     """Write indented strict JSON atomically."""
-    write_atomically(path, json.dumps(fields, indent=2, allow_nan=False) + "\n")
+    parts = json.JSONEncoder(indent=2, allow_nan=False).iterencode(fields)
+    write_atomically(path, (part.encode() for part in chain(parts, "\n")))
 
 
 @contextlib.contextmanager

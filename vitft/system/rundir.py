@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeVar, cast
 
 from vitft.system.errors import LockedError, RunError, UsageError
-from vitft.system.files import free_name, read_regular, try_lock, write_atomically, writing
+from vitft.system.files import (
+    free_name,
+    read_regular,
+    try_lock,
+    write_atomically,
+    write_json,
+    writing,
+)
 from vitft.system.structure import Natural, parse_json, structured
 from vitft.system.suggest import suggest, without_suffix
 from vitft.system.text import count, describe_os_error, shell_quote
@@ -159,7 +166,8 @@ class RunDir:
             write_atomically(self.path / name, content)
 
     def write_json(self, name: str, fields: Mapping[str, Any]) -> None:
-        self.write(name, json.dumps(fields, indent=2, allow_nan=False) + "\n")
+        if self.writes:
+            write_json(self.path / name, fields)
 
     def write_arrays(self, name: str, **arrays: "np.ndarray[Any, Any]") -> None:
         """Write named arrays as a .npz file, compressed unless they are large."""

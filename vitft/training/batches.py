@@ -19,9 +19,8 @@ from torch.nn import functional as F
 
 from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import draw_shifts, shift_and_flip
-from vitft.data.image_table import Images, Row
+from vitft.data.image_table import Images, Row, distinct_rows
 from vitft.data.images import decode_images, stack_batches
-from vitft.data.split import distinct_rows
 from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views, eval_view
 from vitft.features.cut import Cut, run_prefix
 from vitft.features.extract import Extractor
@@ -64,9 +63,9 @@ class Dataset:
     soft_weight: float = 0.0  # in the targets, beside the labels
 
     @property
-    def distinct(self) -> list[Row]:
+    def distinct(self) -> Sequence[Row]:
         """One row for each distinct file of the training and validation images."""
-        return distinct_rows([row for row in self.manifest.rows if row.split != "test"])
+        return distinct_rows(self.manifest.where(self.manifest.column("split") != "test").rows)
 
     def labels(self, rows: Sequence[Row]) -> Tensor:
         """Return the targets on the device: class indices (n,), or 0 and 1 in float32 (n, C)."""
@@ -92,7 +91,7 @@ class Dataset:
 
     def user_groups(self, rows: Sequence[Row]) -> Groups | None:
         """Return the numbers (n,) of the user's groups of `rows`, units of intervals, or None."""
-        return number_groups([row.group for row in rows], [row.sha256 for row in rows])
+        return number_groups([row.group for row in rows], (row.sha256 for row in rows))
 
     def decode(
         self,

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitft.data.image_table import Row
-from vitft.data.split import distinct_rows
+from vitft.data.image_table import Row, distinct_places, distinct_rows
 from vitft.features.cut import BothHeads
 from vitft.metrics.calibration import (
     FittedTemperature,
@@ -78,9 +77,7 @@ def evaluate(fitted: Fitted) -> _Evaluated:
         data, results, scored = fitted.inputs.data, fitted.results, representative_scores(fitted)
         manifest = data.manifest
         every, confirmed = _final_logits(fitted, manifest.val)
-        rows = distinct_rows(manifest.val)
-        place = {row.path: i for i, row in enumerate(manifest.val)}
-        heads = every[[place[row.path] for row in rows]]
+        rows, heads = distinct_rows(manifest.val), every[distinct_places(manifest.val)]
         logits, labels, groups = heads[:, 0], data.labels(rows).cpu(), data.user_groups(rows)
         if heads.shape[1] > 1:  # the second head reads the last block
             top1 = fraction_right(are_right(heads[:, 1], labels))
@@ -181,7 +178,8 @@ def _final_test(
 ) -> dict[str, FinalTestResults]:
     """Evaluate the model on the test images other than copies of other images, if any."""
     data = fitted.inputs.data
-    known = {row.sha256 for row in (*data.manifest.train, *data.manifest.val)}
+    tested = {row.sha256 for row in data.manifest.test}
+    known = {r.sha256 for r in data.manifest.rows if r.split != "test" and r.sha256 in tested}
     others = [row for row in data.manifest.test if row.sha256 not in known]
     rows = distinct_rows(others)
     if not rows:

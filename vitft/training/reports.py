@@ -53,7 +53,7 @@ from vitft.system.cores import usable_cores
 from vitft.system.device import exact_float32
 from vitft.system.errors import ImageError, VitftError
 from vitft.system.files import writing
-from vitft.system.rundir import RunDir, read_run_json
+from vitft.system.rundir import RunDir
 from vitft.system.text import count
 from vitft.training.batches import Dataset, StageInputs
 from vitft.training.record import Fitted, ScoredImages
@@ -68,7 +68,7 @@ def write_reports(fitted: Fitted, *, complete: bool = True) -> None:
     gets no thumbnails, and the reference is written only if features are cached.
     """
     fitted.is_reported = True
-    data, config, run = fitted.inputs.data, fitted.config, fitted.run
+    data, config, run, audit = fitted.inputs.data, fitted.config, fitted.run, None
     with data.group.main_works():
         if not data.group.is_main:
             return
@@ -83,7 +83,7 @@ def write_reports(fitted: Fitted, *, complete: bool = True) -> None:
                 verb = f"look at {what}" if data.manifest.labels else f"decide on {what}"
                 log.debug(f"found {summary}: {verb} in {run.path / 'report.html'}")
         if complete:
-            _write_thumbnails(run, data, fitted.model, fitted.precision)
+            _write_thumbnails(run, data, fitted.model, fitted.precision, audit)
 
 
 # audit.json: duplicates, leakage and probable label errors ----------------------------------------
@@ -160,9 +160,10 @@ def _score_labels(
     some = [distinct[row] for row in rows.tolist()]
     y = data.labels(some).cpu()
     chances, wrong = score_given_labels(logits, scored.features[rows], y, data.group_ids(some))
-    labels: dict[str, set[int]] = {}
+    labels: dict[str, set[int]] = {row.sha256: set() for row in some}
     for row in data.manifest.rows:
-        labels.setdefault(row.sha256, set()).add(row.label)
+        if row.sha256 in labels:
+            labels[row.sha256].add(row.label)
     paths = [[row.path] if len(labels[row.sha256]) == 1 else [] for row in some]
     names = data.manifest.outputs
     conflicts = {
@@ -266,11 +267,13 @@ def _reference_features(
 _ATTENTION_BATCH = 4  # images per batch of attention; on a CPU, each uses one core
 
 
-def _write_thumbnails(run: RunDir, data: Dataset, model: Model, precision: str) -> None:
+def _write_thumbnails(
+    run: RunDir, data: Dataset, model: Model, precision: str, audit: AuditResults | None
+) -> None:
     """Write the folder `thumbs/` of a run; errors are only logged, because the run is complete."""
     folder, temporary = run.path / THUMBS, run.path / f".{THUMBS}"
     try:
-        predicted, rows = _select_images(run.path, data.manifest)
+        predicted, rows = _select_images(run.path, data.manifest, audit)
         # In bf16, overlays take half the time, and change by one or two of 255 grey levels on
         # average, see benchmarks/notebook/speed.md
         if model.casts_to_bf16 and predicted and precision == "bf16":
@@ -348,19 +351,21 @@ def _attention(
         torch.set_num_threads(before)
 
 
-def _select_images(run: Path, manifest: Images) -> tuple[dict[str, int], list[Row]]:
+def _select_images(
+    run: Path, manifest: Images, audit: AuditResults | None
+) -> tuple[dict[str, int], list[Row]]:
     """Return predicted classes by digest of images to explain, and one row per image to show."""
     predictions = HeldOut.read(run).validation
     wrong = mistakes(predictions)[:200]
-    audit = read_run_json(run / "audit.json", AuditResults)
     named = [item["path"] for item in audit["mislabels"]] if audit else []
     for group in audit["duplicates"] if audit else ():
         named += [member["path"] for member in group["members"][:6]]
     named += [item["path"] for item in audit["odd"]] if audit else []
     unsure = least_confident(predictions, per_class=3, most=60)
-    by_path = {row.path: row for row in manifest.rows}
     sure = least_confident(predictions, per_class=1, most=8, reverse=True)
     paths = [p.path for p in wrong] + named[:80] + [p.path for p in unsure + sure]
+    some = {*paths}
+    by_path = {row.path: row for row in manifest.rows if row.path in some}
     rows = {by_path[path].sha256: by_path[path] for path in paths if path in by_path}
     index = {name: number for number, name in enumerate(manifest.outputs)}
     predicted = {p.sha256: index[p.most_probable] for p in wrong[:12]}

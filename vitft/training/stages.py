@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitft.config.run import Config
 from vitft.data.augment import batch_augmentation
-from vitft.data.split import distinct_rows
+from vitft.data.image_table import distinct_rows
 from vitft.data.transforms import View, eval_view
 from vitft.features.cut import cut_model
 from vitft.features.folds import CV_FOLDS

@@ -72,7 +72,7 @@ class AnswerFile:
             with writing(self.path):
                 os.ftruncate(self.descriptor, self.end)
         if not data.strip():
-            self.write(encode_table(_COLUMNS, []))
+            self.write(b"".join(encode_table(_COLUMNS, [])))
         elif self.end and data[self.end - 1 : self.end] != b"\n":
             self.write(b"\n")
         self.identity = self.find_identity()
@@ -82,7 +82,7 @@ class AnswerFile:
         self.check_unchanged()
         step = self.end, len(answers)
         try:
-            self.write(b"".join(encode_table(answer, []) for answer in answers))
+            self.write(b"".join(line for answer in answers for line in encode_table(answer, [])))
         finally:
             self.identity = self.find_identity()
         self.answers += answers
