@@ -36,6 +36,7 @@ from vitft.features.folds import (
     stratified_subset,
 )
 from vitft.features.logistic import (
+    CHUNK_ROWS,
     LARGE_VALUES,
     Penalty,
     Standardizer,
@@ -187,15 +188,18 @@ def _solve_discriminant(
     with one_thread(when=x.numel() < _SINGLE_THREAD_VALUES), exact_float32(x.device):
         used = sample_weight > 0
         y, weight = y[used].to(x.device), sample_weight[used].to(x.device).double()
-        x = x[used].double()
+        x = x[used]  # frees the argument
+        x = x.double()  # large, so what follows is computed in place
         weight = weight / weight.sum()
         membership = x.new_zeros(len(y), classes).scatter_(1, y[:, None], weight[:, None])  # (n, C)
         prior = membership.sum(dim=0)  # (C,)
         means = membership.T @ x / prior.clamp(min=torch.finfo(prior.dtype).tiny)[:, None]  # (C, D)
         unbiased = len(y) / max(1, len(y) - int((prior > 0).sum()))
-        residual = x.sub_(means[y])  # in place of the features: all of this is in float64
-        residual *= (weight * unbiased).sqrt()[:, None]  # R^T R is the covariance
-        variance = max(residual.square().sum().item() / x.shape[1], _SMALLEST_VARIANCE)
+        for some, labels in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
+            some.sub_(means[labels])
+        residual = x.mul_((weight * unbiased).sqrt()[:, None])  # R^T R is the covariance
+        variance = torch.linalg.vector_norm(residual).item() ** 2 / x.shape[1]
+        variance = max(variance, _SMALLEST_VARIANCE)
         # For each shrinkage s, inverse((1 - s) R^T R + s * variance * I) @ means.T
         is_dual = len(residual) < residual.shape[1]  # n equations, by the Woodbury identity, not D
         gram = _gram(residual.T if is_dual else residual)

@@ -115,7 +115,7 @@ def _line_search(
 Penalty = float | tuple[float, ...]
 """Penalty on the weights of a head or, for multi-label data, also one for each label."""
 LARGE_VALUES = 10**8  # larger feature matrices are read in chunks instead of copied
-_CHUNK_ROWS = 16_384
+CHUNK_ROWS = 16_384
 _CHUNK_LOGITS = 2**26  # maximum number of logits (problems x classes x rows) to hold at a time
 _SINGLE_THREAD_COST = 10**8  # multiplications per step; below, one thread is faster
 _TOLERANCE_CLASSES = 10
@@ -138,9 +138,9 @@ class Standardizer:
         else:  # chunk by chunk, in float64
             total = x.new_zeros(x.shape[1], dtype=torch.float64)
             squares = torch.zeros_like(total)
-            for part in x.split(_CHUNK_ROWS):
+            for part in x.split(CHUNK_ROWS):
                 total += part.double().sum(dim=0)
-            for part in x.split(_CHUNK_ROWS):
+            for part in x.split(CHUNK_ROWS):
                 squares += (part.double() - total / len(x)).square().sum(dim=0)
             std, mean = (squares / len(x)).sqrt().to(x), (total / len(x)).to(x)
         return cls(mean, torch.where(std > 1e-6 * (1 + mean.abs()), std, torch.ones_like(std)))
@@ -181,7 +181,7 @@ def _head_objective(
     problems, penalties = len(weights), torch.as_tensor(l2).to(x).expand(classes)
     penalties = penalties.repeat(problems)  # (K * C,)
     centres = None if centre is None else centre.to(x).repeat(problems, 1)  # (K * C, D)
-    rows = max(1, min(_CHUNK_ROWS, _CHUNK_LOGITS // (problems * classes)))
+    rows = max(1, min(CHUNK_ROWS, _CHUNK_LOGITS // (problems * classes)))
 
     def sums(head: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss and the gradients of weights and biases, summed over some rows."""
