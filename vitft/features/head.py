@@ -177,32 +177,52 @@ _SMALLEST_VARIANCE = 1e-6  # of a class, on average; identical images would have
 
 
 def _solve_discriminant(
-    x: Tensor, y: Tensor, sample_weight: Tensor, *, classes: int, shrinkages: Sequence[float]
+    x: Tensor,
+    y: Tensor,
+    sample_weight: Tensor,
+    *,
+    classes: int,
+    shrinkages: Sequence[float],
+    standardizer: Standardizer | None = None,
 ) -> Tensor:
     """Fit a linear discriminant analysis for each of several values of the shrinkage in (0, 1].
 
     Each class is a Gaussian, and its prior is its fraction of the total `sample_weight` (n,). The
     logit of a class without images is log(0.5 / number of rows used) for every image. The heads are
-    (S, C, D + 1), float64: weights and, in the last column, biases.
+    (S, C, D + 1), float64: weights and, in the last column, biases. The features are standardised
+    chunk by chunk if a `standardizer` is given.
     """
     with one_thread(when=x.numel() < _SINGLE_THREAD_VALUES), exact_float32(x.device):
-        used = sample_weight > 0
+        used = torch.nonzero(sample_weight > 0)[:, 0]
         y, weight = y[used].to(x.device), sample_weight[used].to(x.device).double()
-        x = x[used]  # frees the argument
-        x = x.double()  # large, so what follows is computed in place
         weight = weight / weight.sum()
-        membership = x.new_zeros(len(y), classes).scatter_(1, y[:, None], weight[:, None])  # (n, C)
-        prior = membership.sum(dim=0)  # (C,)
-        means = membership.T @ x / prior.clamp(min=torch.finfo(prior.dtype).tiny)[:, None]  # (C, D)
+        is_dual = len(y) < x.shape[1]  # n equations, by the Woodbury identity, not D
+        size = max(CHUNK_ROWS, x.shape[1])  # all rows if there are fewer than dimensions
+        parts = [slice(first, first + size) for first in range(0, len(y), size)]
+
+        def features(part: slice) -> Tensor:
+            some = x[used[part].to(x.device)]
+            return (some if standardizer is None else standardizer(some)).double()
+
+        means = x.new_zeros(classes, x.shape[1], dtype=torch.float64)
+        prior = means.new_zeros(classes)
+        for part in parts:
+            membership = means.new_zeros(len(y[part]), classes)  # (n, C)
+            membership.scatter_(1, y[part, None], weight[part, None])
+            prior += membership.sum(dim=0)
+            means += membership.T @ features(part)
+        means /= prior.clamp(min=torch.finfo(prior.dtype).tiny)[:, None]
         unbiased = len(y) / max(1, len(y) - int((prior > 0).sum()))
-        for some, labels in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
-            some.sub_(means[labels])
-        residual = x.mul_((weight * unbiased).sqrt()[:, None])  # R^T R is the covariance
-        variance = torch.linalg.vector_norm(residual).item() ** 2 / x.shape[1]
-        variance = max(variance, _SMALLEST_VARIANCE)
+        residual, squares = means[:0], 0.0
+        rows = x.new_empty(len(y), x.shape[1], dtype=torch.float32)
+        for part in parts:  # R^T R is the covariance
+            residual = features(part) - means[y[part]]
+            residual *= (weight[part] * unbiased).sqrt()[:, None]
+            squares += residual.square().sum().item()
+            rows[part] = residual
+        variance = max(squares / x.shape[1], _SMALLEST_VARIANCE)
         # For each shrinkage s, inverse((1 - s) R^T R + s * variance * I) @ means.T
-        is_dual = len(residual) < residual.shape[1]  # n equations, by the Woodbury identity, not D
-        gram = _gram(residual.T if is_dual else residual)
+        gram = _gram(rows.T if is_dual else rows)
         projected, found = residual @ means.T if is_dual else means.T, list[Tensor]()
         for shrinkage in shrinkages:
             ridge, kept = shrinkage * variance, 1 - shrinkage
@@ -219,15 +239,14 @@ def _solve_discriminant(
 
 
 def _gram(x: Tensor) -> Tensor:
-    """Return x^T x of float64 rows (n, D), as (D, D).
+    """Return x^T x of rows (n, D) in float32, as (D, D) in float64.
 
-    It is computed in float32, because rounding errors are far below the ridge. On a CPU, NumPy
-    computes only one triangle of it, which takes less than half of torch's time.
+    Its rounding errors are far below the ridge. On a CPU, NumPy computes only one triangle of it,
+    which takes less than half of torch's time.
     """
-    rows = x.float()
     if x.device.type != "cpu":
-        return (rows.T @ rows).double()
-    half = rows.numpy()
+        return (x.T @ x).double()
+    half = x.numpy()
     return torch.from_numpy(half.T @ half).double()
 
 
@@ -696,7 +715,12 @@ def solve_head(  # noqa: PLR0913 - independent keyword-only options
     head = last = leading.unscale_head(logistic)
     if method.reads_several:
         discriminant = _solve_discriminant(
-            standardizer(x), y, weights, classes=classes, shrinkages=[method.shrinkage]
+            x,
+            y,
+            weights,
+            classes=classes,
+            shrinkages=[method.shrinkage],
+            standardizer=standardizer,
         )[0]
         head = standardizer.unscale_head(method.combine(logistic, discriminant))
     return SolvedHead(
