@@ -163,7 +163,7 @@ class HeldOut:
         if not len(self.logits):
             return ()
         split, path, thresholds = self.split, RunDir(self.run).eval, list[float]()
-        rows = distinct_rows(split.val)
+        rows, logits = self._distinct
         if split.labels:
             results = read_results(path)
             each = results["labels"]["per_label"] if results and "labels" in results else {}
@@ -172,9 +172,7 @@ class HeldOut:
         if len(thresholds) != len(split.labels):
             raise damaged_file(path, "it does not have a threshold for each label")
         predictions = Postprocess(classes=split.outputs, thresholds=tuple(thresholds))(
-            [row.path for row in rows],
-            Scores(self.logits[distinct_places(split.val)]),
-            split.targets(rows),
+            [row.path for row in rows], Scores(logits), split.targets(rows)
         )
         return tuple(
             ValidationPrediction(
