@@ -22,25 +22,32 @@ from vitft.models.card import (
 )
 from vitft.models.numpy_vit import normalise
 from vitft.predict.engine import Engine, Views
-from vitft.predict.postprocess import Scores
+from vitft.predict.postprocess import ScoreArray, Scores
 from vitft.system.cores import usable_cores
 from vitft.system.errors import RunError
 from vitft.system.imports import require_extra
 from vitft.system.structure import parse_json, structured
 
 _ONNX_BATCH_SIZE = 16  # number of images per call to a graph with a fixed image size
+_Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class OnnxEngine(Engine):
-    """An `Engine` that runs an ONNX graph written by `vitft export`."""
+    """An `Engine` that runs an ONNX graph of `vitft export`, on all cores or so many threads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, threads: int = 0) -> None:
         require_extra("onnx", feature=f"running {path}", libraries=("onnxruntime",))
-        self.path = path
-        self.session = _open_session(path)
-        self.workers = usable_cores()
-        described = self.session.get_modelmeta().custom_metadata_map.get("vitft")
-        if described is None:
+        self.path, self.workers = path, usable_cores()
+        try:
+            if has_changed(path):
+                raise ValueError(CHANGED)
+            self.session = open_session(path, threads=threads)
+            metadata = self.session.get_modelmeta().custom_metadata_map
+            if contradicts_metadata(path, metadata):
+                raise ValueError(CHANGED)
+        except Exception as error:  # onnxruntime's exceptions have no common base class
+            raise _unreadable_graph(path, _first_line(error)) from error
+        if (described := metadata.get("vitft")) is None:
             raise RunError(
                 f"the ONNX graph {path} was not exported by vitft and contains neither the class "
                 "names nor the preprocessing",
@@ -63,42 +70,41 @@ class OnnxEngine(Engine):
         """Return a decoded RGB image, preprocessed (S, S, 3), or as it is (H, W, 3)."""
         return np.asarray(image) if self.any_size else self.transform.pixels(image)
 
+    def inputs(self, views: Views) -> _Array:
+        """Return the graph's input for views (B, S, S, 3), or for a decoded image (1, H, W, 3)."""
+        if self.takes_bytes:
+            return views
+        values = views.astype(np.float32) if self.any_size else normalise(views, self.transform)
+        return values.transpose(0, 3, 1, 2)
+
     def scores(self, views: Views) -> Scores:
         """Return the scores of views (B, S, S, 3), or of a decoded image (1, H, W, 3)."""
-        inputs: Any = views
-        if self.any_size and not self.takes_bytes:
-            inputs = views.transpose(0, 3, 1, 2).astype(np.float32)
-        elif not self.takes_bytes:
-            inputs = normalise(views, self.transform).transpose(0, 3, 1, 2)
+        return Scores(self.logits(self.inputs(views)))
+
+    def logits(self, inputs: _Array) -> ScoreArray:
+        """Return the logits (B, C) of the graph, given its input."""
         try:
             (logits,) = self.session.run(["logits"], {self.input: np.ascontiguousarray(inputs)})
         except Exception as error:  # onnxruntime's exceptions have no common base class
             raise _unreadable_graph(self.path, _first_line(error)) from error
-        if logits.shape != (len(views), len(self.classes)):
+        if logits.shape != (len(inputs), len(self.classes)):
             raise _unreadable_graph(
                 self.path,
                 f"it has {len(self.classes)} classes, but its output has shape {logits.shape}",
             )
-        return Scores(np.asarray(logits, np.float32))
+        return np.asarray(logits, np.float32)
 
 
-def _open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime's own type
-    """Return an onnxruntime session that runs a graph on all cores."""
+def open_session(graph: Path | bytes, *, threads: int) -> Any:  # noqa: ANN401 - onnxruntime's own type
+    """Return an onnxruntime session that runs a graph on so many threads (0: on all cores)."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
     options.log_severity_level = 4  # fatal errors only; other errors are raised
-    # Otherwise, idle threads would take the cores from the threads that decode images.
+    # Otherwise, idle threads would take the cores from other work, such as decoding images.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    try:
-        if has_changed(path):
-            raise ValueError(CHANGED)
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        if contradicts_metadata(path, session.get_modelmeta().custom_metadata_map):
-            raise ValueError(CHANGED)
-    except Exception as error:  # onnxruntime's exceptions have no common base class
-        raise _unreadable_graph(path, _first_line(error)) from error
-    return session
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
 def _first_line(error: Exception) -> str:

@@ -10,14 +10,13 @@ import json
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from vitft.data.transforms import EvalTransform
@@ -31,9 +30,10 @@ from vitft.export.formats.base import (
 )
 from vitft.export.formats.timm import labels_of
 from vitft.export.plan import DEFAULT_OPSET
-from vitft.export.trained import LabelledImage, TrainedRun
+from vitft.export.trained import TrainedRun
 from vitft.models.card import Card, add_graph_digest
 from vitft.models.find import ONNX_FILE, PROGRAM_FILE
+from vitft.predict.onnx_engine import OnnxEngine, open_session
 from vitft.system import console
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, write_json, writing
@@ -135,37 +135,6 @@ def _silenced() -> Iterator[None]:
         logging.root.setLevel(level)
 
 
-def _open_graph(
-    described: Mapping[str, Any], logits: Callable[[NumericArray], NumericArray], *, by: str
-) -> OpenedModel:
-    """Return a graph as an opened model, with the preprocessing given in its description."""
-    transform: EvalTransform = structured(described["transform"], EvalTransform)
-    takes_bytes, any_size = described["input"]["bytes"], described["input"]["any_size"]
-    prepare: Callable[[Image.Image], NumericArray] = _rgb_bytes
-    if any_size and not takes_bytes:
-        prepare = _rgb_planes
-    elif not any_size:
-        prepare = transform.pixels if takes_bytes else partial(normalised_input, transform)
-    return OpenedModel(
-        by=by,
-        classes=tuple(described["classes"]),
-        thresholds=tuple(described.get("thresholds", ())),
-        prepare=prepare,
-        logits=logits,
-        one_by_one=any_size,
-    )
-
-
-def _rgb_bytes(image: Image.Image) -> NumericArray:
-    """Convert an image to the input `_RESIZE_INPUT`, uint8 (height, width, 3)."""
-    return np.asarray(image.convert("RGB"))
-
-
-def _rgb_planes(image: Image.Image) -> NumericArray:
-    """Convert an image to the input `_PLANES_INPUT`, float32 (3, height, width)."""
-    return _rgb_bytes(image).transpose(2, 0, 1).astype(np.float32)
-
-
 class TorchExportFormat(ExportFormat):
     """The file model.pt2, which `torch.export.load` opens without vitft."""
 
@@ -194,10 +163,15 @@ class TorchExportFormat(ExportFormat):
         files = {_DESCRIPTION_FILE: ""}
         with _silenced():  # torch 2.10 warns of its own read-only buffers
             module = torch.export.load(folder / PROGRAM_FILE, extra_files=files).module()
-        return _open_graph(
-            json.loads(files[_DESCRIPTION_FILE]),
-            module_logits(module),
+        described = json.loads(files[_DESCRIPTION_FILE])
+        transform: EvalTransform = structured(described["transform"], EvalTransform)
+        takes_bytes = described["input"]["bytes"]
+        return OpenedModel(
             by=f"torch {torch.__version__}",
+            classes=tuple(described["classes"]),
+            thresholds=tuple(described.get("thresholds", ())),
+            prepare=transform.pixels if takes_bytes else partial(normalised_input, transform),
+            logits=module_logits(module),
         )
 
 
@@ -232,11 +206,27 @@ class OnnxFormat(ExportFormat):
     def notes(self) -> Sequence[str]:
         if not self.plan.with_resize:
             return ()
-        images = self.trained.comparison_images(self.plan.images)
+        # Views of onnxruntime and of Pillow
+        transform, levels, values, differing = self.card.transform, 0, 0, 0
         with timed_step("comparing the images that the graph resizes"):
-            levels, fraction = _view_difference(self.card.transform, images)
-        off = f"{count(levels, 'grey level')} (out of 255), in {percent(fraction, 2)} of the values"
-        return [f"images resized by the graph differ from those resized by vitft by at most {off}"]
+            graph = resize_graph(transform).SerializeToString()
+            session = open_session(graph, threads=torch.get_num_threads())
+            for sample in self.trained.comparison_images(self.plan.images):
+                image = np.asarray(sample.image)[None]
+                view = session.run([_RESIZE_OUTPUT], {_RESIZE_INPUT: image})[0][0]
+                off = np.abs(view.astype(np.int16) - transform.pixels(sample.image))
+                levels = max(levels, int(off.max()))
+                values, differing = values + off.size, differing + int((off > 0).sum())
+        if levels > _MAX_GREY_LEVELS:
+            raise RunError(
+                f"images resized by onnxruntime differ from those resized by Pillow by up to "
+                f"{levels} grey levels (out of 255), more than the limit of {_MAX_GREY_LEVELS}. "
+                "The export was removed",
+                fix="use --with-preprocessing instead, and resize the images with Pillow",
+            )
+        where = f"in {percent(differing / max(1, values), 2)} of the values"
+        most = f"by at most {count(levels, 'grey level')} (out of 255), {where}"
+        return [f"images resized by the graph differ from those resized by vitft {most}"]
 
 
 def _save_graph(trained: TrainedRun, path: Path, *, takes_bytes: bool, any_size: bool) -> None:
@@ -311,29 +301,16 @@ def _parameter_bytes(trained: TrainedRun) -> int:
 
 
 def _open_onnx(path: Path) -> OpenedModel:
-    """Open a graph with onnxruntime, using the input described in its metadata."""
-    import onnxruntime
-
-    session = _onnx_session(path)
-    described = json.loads(session.get_modelmeta().custom_metadata_map["vitft"])
-    source = described["input"]["name"]
-    return _open_graph(
-        described,
-        lambda inputs: np.asarray(session.run(["logits"], {source: inputs})[0]),
-        by=f"onnxruntime {onnxruntime.__version__}",
+    """Open a graph as `vitft predict` does, on as many threads as torch uses."""
+    engine = OnnxEngine(path, threads=torch.get_num_threads())
+    return OpenedModel(
+        by=f"onnxruntime {version('onnxruntime')}",
+        classes=engine.classes,
+        thresholds=engine.thresholds,
+        prepare=lambda image: engine.inputs(engine.view_of(image)[None])[0],
+        logits=engine.logits,
+        one_by_one=engine.any_size,
     )
-
-
-def _onnx_session(graph: Path | bytes) -> Any:  # noqa: ANN401 - onnxruntime's own type
-    """Open a graph with onnxruntime, on as many threads as torch uses."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # errors only
-    # Otherwise, idle threads would keep the cores busy while another model is timed.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
 class _GraphBuilder:
@@ -468,7 +445,16 @@ def _lower_opset(model: Any, opset: int) -> None:  # noqa: ANN401 - onnx's proto
         attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
         is_newer = node.op_type.startswith("Reduce") and node.op_type != "ReduceSum"
         if node.op_type == "LayerNormalization" and opset < 17:
-            _add_layer_norm(builder, node, attributes["axis"], attributes["epsilon"])
+            # The steps of a LayerNormalization, which is one operator since opset 17
+            add, (x, scale, *biases) = builder.add, node.input  # at most one bias
+            axes = [*range(attributes["axis"], 0)]
+            centred = add("Sub", x, add("ReduceMean", x, axes=axes))
+            variance = add("ReduceMean", add("Mul", centred, centred), axes=axes)
+            deviation = add("Sqrt", add("Add", variance, attributes["epsilon"]))
+            scaled = add("Mul", add("Div", centred, deviation), scale)
+            for bias in biases:
+                add("Add", scaled, bias)
+            builder.nodes[-1].output[0] = node.output[0]
         elif is_newer and node.input[-1] in constants:  # the axes were an attribute before 18
             x, name = node.input
             moved.add(name)
@@ -484,18 +470,6 @@ def _lower_opset(model: Any, opset: int) -> None:  # noqa: ANN401 - onnx's proto
     del graph.node[:]
     graph.node.extend(builder.nodes)
     model.opset_import[0].version = opset
-
-
-def _add_layer_norm(builder: _GraphBuilder, node: Any, axis: int, epsilon: float) -> None:  # noqa: ANN401
-    """Add the steps of a LayerNormalization, which is one operator since opset 17."""
-    add, (x, scale, *biases), axes = builder.add, node.input, [*range(axis, 0)]
-    centred = add("Sub", x, add("ReduceMean", x, axes=axes))
-    variance = add("ReduceMean", add("Mul", centred, centred), axes=axes)
-    deviation = add("Sqrt", add("Add", variance, epsilon))
-    scaled = add("Mul", add("Div", centred, deviation), scale)
-    for bias in biases:  # at most one
-        add("Add", scaled, bias)
-    builder.nodes[-1].output[0] = node.output[0]
 
 
 def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
@@ -757,27 +731,6 @@ def _two_passes(
         then_branch=in_order("resize_rows_", rows_first=True),
         else_branch=in_order("resize_columns_", rows_first=False),
     )
-
-
-def _view_difference(
-    transform: EvalTransform, samples: Iterable[LabelledImage]
-) -> tuple[int, float]:
-    """Return the grey levels by which onnxruntime and Pillow differ, and in which fraction."""
-    session = _onnx_session(resize_graph(transform).SerializeToString())
-    levels = values = differing = 0
-    for sample in samples:
-        view = session.run([_RESIZE_OUTPUT], {_RESIZE_INPUT: _rgb_bytes(sample.image)[None]})[0][0]
-        off = np.abs(view.astype(np.int16) - transform.pixels(sample.image))
-        levels = max(levels, int(off.max()))
-        values, differing = values + off.size, differing + int((off > 0).sum())
-    if levels > _MAX_GREY_LEVELS:
-        raise RunError(
-            f"images resized by onnxruntime differ from those resized by Pillow by up to {levels} "
-            f"grey levels (out of 255), more than the limit of {_MAX_GREY_LEVELS}. The export was "
-            "removed",
-            fix="use --with-preprocessing instead, and resize the images with Pillow",
-        )
-    return levels, differing / max(1, values)
 
 
 # export format --transformers-js: a folder for image classification with transformers.js ----------
