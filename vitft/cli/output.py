@@ -9,12 +9,12 @@ import contextlib
 import errno
 import io
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, TextIO, cast
 
-from vitft.system import console
 from vitft.system.console import between_words, stderr, stdout, visible
 from vitft.system.errors import ResourceError, VitftError
 from vitft.system.text import describe_os_error, labelled, listing
@@ -160,23 +160,9 @@ def as_json(fields: Mapping[str, Any]) -> None:
     exact(json.dumps(fields, indent=2, allow_nan=False))
 
 
-def note(text: str) -> None:
-    """Print one line of information, except with --quiet."""
-    if console.shows_notes():
-        stderr().print(between_words(visible(text), stderr()), markup=False)
-
-
-def detail(text: str) -> None:
-    """Print one line of information with --verbose."""
-    if console.shows_details():
-        stderr().print(between_words(visible(text), stderr()), markup=False)
-
-
-def warn(text: str) -> None:
-    """Print one line as a warning."""
-    text = between_words(f"warning: {visible(text)}", stderr())
-    stderr().print(text, markup=False, style="yellow")
-
+log = logging.getLogger(__name__)
+note, detail, warn = log.info, log.debug, log.warning
+"""Print one line to stderr: except with --quiet, only with --verbose, or as a warning."""
 
 _MIN_TEXT = 16  # width to which a column of text is wrapped before another is left out
 
