@@ -1,6 +1,5 @@
 """Prediction jobs of `vitft predict`; small jobs on a CPU run in NumPy, without torch."""
 
-import contextlib
 import glob
 import hashlib
 import json
@@ -24,18 +23,7 @@ from vitft.predict.counts import COUNT_COLUMNS, Confusion, LabelledSample
 from vitft.predict.engine import FEW_IMAGES, Engine, NumpyEngine, Pipeline
 from vitft.predict.groups import answer_groups
 from vitft.predict.onnx_engine import OnnxEngine
-from vitft.predict.output import (
-    check_finished,
-    check_options,
-    check_output,
-    check_whole,
-    find_resume_point,
-    finish,
-    finished_path,
-    open_part,
-    part_path,
-    remove_parts,
-)
+from vitft.predict.output import check_finished, check_output, predict_to_file
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.request import FORMAT_OF_SUFFIX, PredictRequest
 from vitft.predict.rows import Prediction, RowFormat, Tally, text_lines
@@ -110,7 +98,7 @@ def run_prediction(
     combine = partial(_combine, postprocess=postprocess, confusion=confusion)
     if out:
         options = _job_options(request, checkpoint, postprocess)
-        tally = _predict_to_file(out, request, form, options, images, predict, combine)
+        tally = predict_to_file(out, request.shard, form, options, images, predict, combine)
     else:
         tally = Tally()
         rows = tally.counting(combine(predict(images)))
@@ -168,8 +156,7 @@ def _errors_of_finished(out: Path, request: PredictRequest, images: Iterator[Ima
             "is unknown",
             fix="choose another file with --out",
         )
-    done, errors = check_finished(out, images, _row_format(request))
-    remove_parts(out, request.shard)
+    done, errors = check_finished(out, images, _row_format(request), request.shard)
     log.info(
         f"{out} is already complete: {count(done, 'row')} for these images. Its model and "
         "options are unknown"
@@ -288,9 +275,6 @@ def _choose_engine(
     return predictor, images
 
 
-# rows of an unfinished file ----------------------------------------------------------------------
-
-
 def _job_options(
     request: PredictRequest, checkpoint: Path, postprocess: Postprocess
 ) -> dict[str, object]:
@@ -312,44 +296,3 @@ def _job_options(
         "--group-by": request.group_by or "",
         **({"batches of": request.shard.chunk} if request.shard.world > 1 else {}),  # of each part
     }
-
-
-def _predict_to_file(
-    out: Path,
-    request: PredictRequest,
-    form: RowFormat,
-    options: dict[str, object],
-    images: Iterator[ImageSource],
-    predict: Callable[[Iterator[ImageSource]], Iterator[Prediction]],
-    combine: Callable[[Iterator[Prediction]], Iterator[Prediction]],
-) -> Tally | None:
-    """Predict the images that have no row, and write the file; return what it contains.
-
-    The result is None while other processes have rows to write.
-    """
-    shard, own = request.shard, images
-    part, numbered = part_path(out, shard), enumerate(images)
-    for other in shard.team():  # also those of processes that start later
-        check_options(part_path(out, other), options)
-        check_options(finished_path(out, other), options)
-    if shard.world > 1:
-        own = (s for i, s in numbered if i // shard.chunk % shard.world == shard.rank)
-        if (written := finished_path(out, shard)).exists():
-            check_whole(written, check_options(written, options), own)
-            return finish(out, form, shard, combine)
-    if size := check_options(part, options):
-        done, size, again = find_resume_point(part, size, own, shard.chunk)
-        own = chain(again, own)
-        log.info(f"resuming after {count(done, 'row')}")
-    shown = console.Progress("predicting", None) if shard.rank == 0 else contextlib.nullcontext()
-    try:
-        with open_part(part, options, size) as write, shown as progress:
-            for prediction in predict(own):
-                write(prediction)
-                if progress is not None:
-                    progress.advance()
-        return finish(out, form, shard, combine)
-    except KeyboardInterrupt:  # Ctrl-C or another signal
-        if part.exists():
-            log.info(f"finished rows are in {part}. To continue, add --resume to the same command")
-        raise

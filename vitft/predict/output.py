@@ -8,10 +8,11 @@ part of its own, such as `NAME.part-0-of-2`, and the last one to finish writes t
 
 import contextlib
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,10 +20,12 @@ from vitft.data.sources import ImageSource
 from vitft.data.table import TABLE_SUFFIXES, TableReader
 from vitft.predict.request import ProcessShard
 from vitft.predict.rows import INTEGERS, Prediction, RowFormat, Tally, text_lines
-from vitft.system.console import visible
+from vitft.system.console import Progress, visible
 from vitft.system.errors import LockedError, RunError
 from vitft.system.files import try_lock, writing
 from vitft.system.text import count, escape_formula, listing
+
+log = logging.getLogger(__name__)
 
 # rows of predictions as a Parquet file, or as an Excel worksheet that can be read, sorted and
 # filtered at once ---------------------------------------------------------------------------------
@@ -129,24 +132,65 @@ def _write_text(path: Path, form: RowFormat, predictions: Iterator[Prediction]) 
 # rows of an unfinished file, and the file that is made of them ------------------------------------
 
 _JobOptions = Mapping[str, object]  # what decides the rows of a job besides its images
-Combine = Callable[[Iterator[Prediction]], Iterator[Prediction]]
+_Combine = Callable[[Iterator[Prediction]], Iterator[Prediction]]
 
 
-def part_path(out: Path, shard: ProcessShard) -> Path:
+def predict_to_file(
+    out: Path,
+    shard: ProcessShard,
+    form: RowFormat,
+    options: _JobOptions,
+    images: Iterator[ImageSource],
+    predict: Callable[[Iterator[ImageSource]], Iterator[Prediction]],
+    combine: _Combine,
+) -> Tally | None:
+    """Predict the images that have no row, and write the file; return what it contains.
+
+    The result is None while other processes have rows to write.
+    """
+    own, part, numbered = images, _part_path(out, shard), enumerate(images)
+    for other in shard.team():  # also those of processes that start later
+        _check_options(_part_path(out, other), options)
+        _check_options(_finished_path(out, other), options)
+    if shard.world > 1:
+        own = (s for i, s in numbered if i // shard.chunk % shard.world == shard.rank)
+        if (written := _finished_path(out, shard)).exists():
+            done, _, _ = _find_resume_point(written, _check_options(written, options), own, 1)
+            _check_end(written, done, next((image.name for image in own), None))
+            return _finish(out, form, shard, combine)
+    if size := _check_options(part, options):
+        done, size, again = _find_resume_point(part, size, own, shard.chunk)
+        own = chain(again, own)
+        log.info(f"resuming after {count(done, 'row')}")
+    shown = Progress("predicting", None) if shard.rank == 0 else contextlib.nullcontext()
+    try:
+        with _open_part(part, options, size) as write, shown as progress:
+            for prediction in predict(own):
+                write(prediction)
+                if progress is not None:
+                    progress.advance()
+        return _finish(out, form, shard, combine)
+    except KeyboardInterrupt:  # Ctrl-C or another signal
+        if part.exists():
+            log.info(f"finished rows are in {part}. To continue, add --resume to the same command")
+        raise
+
+
+def _part_path(out: Path, shard: ProcessShard) -> Path:
     """Return the path of the unfinished file to which a process writes its rows."""
     tail = "" if shard.world == 1 else f"-{shard.rank}-of-{shard.world}"
     return out.with_name(f"{out.name}.part{tail}")
 
 
-def finished_path(out: Path, shard: ProcessShard) -> Path:
+def _finished_path(out: Path, shard: ProcessShard) -> Path:
     """Return the path of the rows of a process that has written all of them."""
-    part = part_path(out, shard)
+    part = _part_path(out, shard)
     return part if shard.world == 1 else part.with_name(f"{part.name}.done")
 
 
 def _temporary_path(out: Path, shard: ProcessShard) -> Path:
     """Return the path of the output file before it has its name, the same after a kill."""
-    return out.with_name(f".{part_path(out, shard).name}")
+    return out.with_name(f".{_part_path(out, shard).name}")
 
 
 def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
@@ -163,8 +207,8 @@ def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
             f"{out} already exists",
             fix="choose another file with --out (existing files are never overwritten)",
         )
-    part = part_path(out, shard)
-    if part.exists() or finished_path(out, shard).exists():
+    part = _part_path(out, shard)
+    if part.exists() or _finished_path(out, shard).exists():
         raise RunError(
             f"cannot create {part}: another run is incomplete or still in progress",
             fix="continue that run with --resume, or remove its files",
@@ -181,7 +225,7 @@ def _read_rows(file: BinaryIO, path: Path) -> Iterator[tuple[Prediction, int]]:
                 raise _foreign(path, line) from error
 
 
-def check_options(path: Path, options: _JobOptions) -> int:
+def _check_options(path: Path, options: _JobOptions) -> int:
     """Return the size in bytes of the options of a part, 0 if there are none.
 
     Raises:
@@ -211,7 +255,7 @@ def check_options(path: Path, options: _JobOptions) -> int:
     return len(line)
 
 
-def find_resume_point(
+def _find_resume_point(
     part: Path, start: int, images: Iterator[ImageSource], chunk: int
 ) -> tuple[int, int, list[ImageSource]]:
     """Check the rows of a part, which begin at byte `start`, against the images.
@@ -235,21 +279,18 @@ def find_resume_point(
     return done, start, again
 
 
-def check_whole(part: Path, start: int, images: Iterator[ImageSource]) -> None:
-    """Check that the rows of a finished part, which begin at byte `start`, are for the images."""
-    done, _, _ = find_resume_point(part, start, images, 1)
-    _check_end(part, done, next((image.name for image in images), None))
-
-
 _OF_OPTIONS = (("class", "class_2"), ("class", "prediction_set"), ("classes", "prediction_set"),
                ("class", "level"), ("classes", "level"))  # fmt: skip
 """Columns that options add to tables, and to JSON Lines, which have `classes`."""
 
 
-def check_finished(out: Path, images: Iterator[ImageSource], form: RowFormat) -> tuple[int, int]:
+def check_finished(
+    out: Path, images: Iterator[ImageSource], form: RowFormat, shard: ProcessShard
+) -> tuple[int, int]:
     """Return the numbers of rows and errors of a finished file, if its rows are for the images.
 
-    If `form` has rows for groups, they are for the groups of the images.
+    If `form` has rows for groups, they are for the groups of the images. Leftover parts are
+    removed.
     """
     key, names = form.columns[0], (image.name for image in images)
     if form.groups:
@@ -268,6 +309,7 @@ def check_finished(out: Path, images: Iterator[ImageSource], form: RowFormat) ->
             _check_name(out, done, cells[key], name)
         errors += bool(cells.get("error")) or cells.get("unreadable", "0") != "0"
     _check_end(out, done, next(names, None))
+    _remove_parts(out, shard)
     return done, errors
 
 
@@ -301,12 +343,12 @@ def _cannot_resume(
 
 
 def _foreign(path: Path, line: bytes) -> RunError:
-    """Return the error for a line of a part that `open_part` did not write."""
+    """Return the error for a line of a part that `_open_part` did not write."""
     return _cannot_resume(path, f"a row was not written by vitft: {line[:60]!r}")
 
 
 @contextlib.contextmanager
-def open_part(
+def _open_part(
     part: Path, options: _JobOptions, size: int
 ) -> Iterator[Callable[[Prediction], None]]:
     """Open a part of which `size` bytes are kept; yield a function that appends a row."""
@@ -334,15 +376,15 @@ def open_part(
             os.fsync(file.fileno())
 
 
-def finish(out: Path, form: RowFormat, shard: ProcessShard, combine: Combine) -> Tally | None:
+def _finish(out: Path, form: RowFormat, shard: ProcessShard, combine: _Combine) -> Tally | None:
     """Write the output file if every process has written all its rows; return what it contains.
 
     `combine` turns the predictions for images into the rows, of groups if they are grouped. The
     parts are removed only after the file has received its final name. If two processes finish
     at the same time, both write the same bytes.
     """
-    own, tally = part_path(out, shard), Tally()
-    parts = [finished_path(out, other) for other in shard.team()]
+    own, tally = _part_path(out, shard), Tally()
+    parts = [_finished_path(out, other) for other in shard.team()]
     with contextlib.ExitStack() as stack:
         stack.enter_context(writing(out))
         if own.exists():
@@ -359,7 +401,7 @@ def finish(out: Path, form: RowFormat, shard: ProcessShard, combine: Combine) ->
         write = {"parquet": _write_parquet, "xlsx": _write_excel}.get(form.style, _write_text)
         write(temporary, form, tally.counting(combine(_in_turn(readers, shard.chunk))))
         temporary.replace(out)
-    remove_parts(out, shard)
+    _remove_parts(out, shard)
     return tally
 
 
@@ -373,8 +415,8 @@ def _in_turn(
             return
 
 
-def remove_parts(out: Path, shard: ProcessShard) -> None:
+def _remove_parts(out: Path, shard: ProcessShard) -> None:
     """Remove what is left of the parts of a finished file."""
-    for path in (_temporary_path(out, shard), *(finished_path(out, one) for one in shard.team())):
+    for path in (_temporary_path(out, shard), *(_finished_path(out, one) for one in shard.team())):
         with contextlib.suppress(OSError):  # a leftover file does no harm
             path.unlink()
