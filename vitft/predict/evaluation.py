@@ -37,8 +37,7 @@ from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval, nu
 from vitft.metrics.results import read_results
 from vitft.models.find import find_model
 from vitft.predict.engine import DARK_NOTE, FIRST_PAGE_NOTE, LoadedImage, Pipeline, warn_of_dark
-from vitft.predict.groups import answer_groups
-from vitft.predict.postprocess import Postprocess
+from vitft.predict.postprocess import Postprocess, answer_groups
 from vitft.predict.request import Marks
 from vitft.predict.rows import NOT_SURE, Prediction, format_csv_cell
 from vitft.predict.run_images import LEFT_OUT, RunImages

@@ -21,10 +21,9 @@ from vitft.models.card import lacks_card, open_checkpoint
 from vitft.models.find import find_model
 from vitft.predict.counts import COUNT_COLUMNS, Confusion, LabelledSample
 from vitft.predict.engine import FEW_IMAGES, Engine, NumpyEngine, Pipeline
-from vitft.predict.groups import answer_groups
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.output import check_finished, check_output, predict_to_file
-from vitft.predict.postprocess import Postprocess
+from vitft.predict.postprocess import Postprocess, answer_groups
 from vitft.predict.request import FORMAT_OF_SUFFIX, PredictRequest
 from vitft.predict.rows import Prediction, RowFormat, Tally, text_lines
 from vitft.system import console

@@ -7,7 +7,8 @@ Notation: B images, C classes, D dimensions of a feature, k classes per predicti
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
@@ -82,13 +83,23 @@ class Postprocess:
     def for_run(cls, run: str | None, engine: _Trained, *, top_k: int = 1) -> Self:
         """Create an instance for a run, checkpoint, graph or `hf:owner/name`, or the latest run."""
         checkpoint = find_model(run, graphs=True)
+        folder, place = checkpoint.parent, run or f"{BASE}/{LATEST}"
+        results = run_results(folder, _or_warn(read_results, folder / "eval.json"), engine.results)
+        if not results.name:  # without a run, that of the folder, checkpoint or repository
+            real = checkpoint.resolve().parent.name  # the file may be a link
+            name = real if checkpoint.name == MODEL else checkpoint.stem
+            remote = canonical_name(run) if run else ""
+            results = replace(results, name=remote if remote.startswith("hf:") else name)
+        others = [name for name in model_files(folder) if name != checkpoint.name]
+        if others and not (run and run_path(run).is_file()):  # the user named none of several
+            place += f" (file {checkpoint.name}, not {listing(others)})"
         return cls(
             classes=engine.classes,
             top_k=top_k,
             thresholds=engine.thresholds,
             reference=engine.reference,
-            run=_results_of_model(run, checkpoint, engine.results),
-            place=_place_of_model(run, checkpoint),
+            run=results,
+            place=place,
             file_time=checkpoint.stat().st_mtime,
         )
 
@@ -239,6 +250,41 @@ def _set_probability(probabilities: Floats, members: Flags) -> float:
     return float(np.where(members, probabilities, 1 - probabilities).prod())
 
 
+def answer_groups(
+    predictions: Iterable[Prediction], postprocess: Postprocess
+) -> Iterator[Prediction]:
+    """Yield images without a group, then one prediction per group, in the order of first images.
+
+    The probabilities of a group, such as a burst, a video or a patient, are the geometric means
+    over its readable images, divided by their sum: the softmax of the mean logits. This assumes
+    that all images of a group show the same class. A sum of logits would also assume that the
+    images err independently, and would be overconfident.
+
+    A group has the notes that more than half of its readable images have, but is marked `not sure`
+    by its own probability.
+    """
+    images, readable = Counter[str](), Counter[str]()
+    totals, notes = dict[str, Any](), defaultdict[str, Counter[str]](Counter)  # of readable images
+    for one in predictions:
+        if not one.group:
+            yield one
+            continue
+        images[one.group] += 1
+        if one.logits is not None:
+            readable[one.group] += 1
+            totals[one.group] = totals.get(one.group, 0.0) + one.logits.astype(np.float64)
+            notes[one.group].update({*one.notes} - {NOT_SURE})
+    postprocess = replace(postprocess, reference=None)
+    for name, number in images.items():
+        answer = Prediction(path=name, error="no readable image", run=postprocess.run_name)
+        if scored := readable[name]:
+            mean = np.asarray(totals[name] / scored, np.float32)
+            (answer,) = postprocess([name], Scores(mean[None]))
+            usual = (note for note, times in notes[name].items() if 2 * times > scored)
+            answer = replace(answer, notes=(*answer.notes, *usual))
+        yield replace(answer, images=number, unreadable=number - scored)
+
+
 def not_finite() -> RunError:
     """Return the error for a model whose outputs are infinite or NaN."""
     return RunError(
@@ -272,29 +318,6 @@ def run_results(folder: Path, found: RunResults | None, carried: Results | None 
         data=Path(short_name(data)).name or results.data,
         weights=weights_name(weights) or results.weights,
     )
-
-
-def _results_of_model(run: str | None, checkpoint: Path, carried: Results | None) -> Results:
-    """Return the numbers of the run that produced a model, with those `carried` by its file.
-
-    Without a run, the name is that of the folder, checkpoint or repository (`hf:owner/name`).
-    """
-    found = _or_warn(read_results, checkpoint.parent / "eval.json")
-    results = run_results(checkpoint.parent, found, carried)
-    if results.name:
-        return results
-    name = checkpoint.resolve().parent.name if checkpoint.name == MODEL else checkpoint.stem
-    is_remote = run is not None and canonical_name(run).startswith("hf:")
-    return replace(results, name=canonical_name(run) if run and is_remote else name)
-
-
-def _place_of_model(run: str | None, checkpoint: Path) -> str:
-    """Return where a model was found, and which one if the user named none of several there."""
-    place = run or f"{BASE}/{LATEST}"
-    others = [name for name in model_files(checkpoint.parent) if name != checkpoint.name]
-    if others and not (run and run_path(run).is_file()):
-        place += f" (file {checkpoint.name}, not {listing(others)})"
-    return place
 
 
 def _or_warn(read: Callable[[Path], _Content | None], path: Path) -> _Content | None:
