@@ -22,15 +22,7 @@ from vitft.export.formats.timm import unsupported_part
 from vitft.export.plan import CLOSED_FORMATS, ExportPlan
 from vitft.export.trained import TrainedRun
 from vitft.features.ood import REFERENCE_FILE
-from vitft.messages.results import (
-    TOP5,
-    accuracy_text,
-    chance_clause,
-    eight_bits_name,
-    hub_name,
-    measured_on,
-    weak_text,
-)
+from vitft.messages import results as messages
 from vitft.metrics.intervals import Interval
 from vitft.metrics.results import AuditResults, RunResults, class_pair_counts
 from vitft.models.card import Card
@@ -63,7 +55,7 @@ def _limits_of(trained: TrainedRun, names: Sequence[str]) -> dict[str, Any]:
             replace(one, name=literal[one.name], taken_for=literal.get(one.taken_for, ""))
             for one in trained.results.weakest
         ],
-        "weak_text": weak_text,
+        "weak_text": messages.weak_text,
         "few_per_class": _FEW_PER_CLASS,
         "confused": [(i, j, n) for (i, j), n in pairs if i != j and n > 1][:_MOST_MENTIONED],
         "too_few": not_calibrated(results) if results and results.get("calibration") else "",
@@ -209,7 +201,7 @@ def write_readme(
         kind=kind,
         kinds=kinds,
         **trained.sentences(plan.licence, markdown_text),
-        at_chance=markdown_text(chance_clause(results)),
+        at_chance=markdown_text(messages.chance_clause(results)),
         row=row,
         plan=plan,
         oldest_runtime=plan.oldest_runtime(row.name),
@@ -220,7 +212,7 @@ def write_readme(
         by_class=by_class,
         narrow_reason="" if by_class else trained.last_block_reason,
         results=results,
-        accuracy=accuracy_text(results),
+        accuracy=messages.accuracy_text(results),
         table=[
             (markdown_text(name), cells[: 4 if found and by_class else 2])
             for name, *cells in trained.class_figures()[:_MAX_CLASSES_LISTED]
@@ -273,16 +265,16 @@ def _evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> lis
     metrics: list[tuple[str, str, float | None, Interval | None]] = []
     part, on = "validation", row.compared_on
     if row.is_eight_bits:
-        name, accuracy = eight_bits_name(several_labels=row.several_labels), row.correct[1]
+        name, accuracy = messages.eight_bits_name(several_labels=row.several_labels), row.correct[1]
         metrics = [("accuracy", name, accuracy / row.images, row.interval)]
     elif one := trained.results.estimate("test", "validation"):
-        part, on, found = one.kind, measured_on(one), trained.measured
+        part, on, found = one.kind, messages.measured_on(one), trained.measured
         metrics = [(one.measure.replace(" ", "_"), one.measure, one.value, one.interval)]
         if found is not None and not trained.is_narrow and one.measure == "accuracy":
             own = found["test"] if part == "test" else found
             metrics += [
                 ("balanced_accuracy", "mean recall", own["balanced"], own["balanced_interval"]),
-                ("top5_accuracy", TOP5, own["top5"], own["top5_interval"]),
+                ("top5_accuracy", messages.TOP5, own["top5"], own["top5_interval"]),
             ]
     return [
         EvalResult(
@@ -292,7 +284,7 @@ def _evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> lis
             dataset_split=part,
             metric_type=kind,
             metric_value=round(value, 6),
-            metric_name=hub_name(name, on, bounds),
+            metric_name=messages.hub_name(name, on, bounds),
         )
         for kind, name, value, bounds in metrics
         if value is not None

@@ -21,14 +21,8 @@ from vitft.metrics.calibration import Ints, sigmoid
 from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval, number_groups
 from vitft.metrics.results import AuditResults, Estimate, read_results
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
+from vitft.system import rundir
 from vitft.system.errors import RunError
-from vitft.system.rundir import (
-    RunDir,
-    damaged_file,
-    read_environment,
-    read_run_arrays,
-    read_run_json,
-)
 from vitft.system.text import scored_images
 
 THUMBS = "thumbs"
@@ -96,7 +90,7 @@ class HeldOut:
     def read(cls, run: Path) -> Self:
         """Read the predictions of a run; a RunError says that a file is damaged."""
         split, path = read_split(run), run / _VALIDATION_FILE
-        arrays = (read_run_arrays(path) or {}) if split.rows else {}
+        arrays = (rundir.read_run_arrays(path) or {}) if split.rows else {}
 
         def array(name: str, kind: Any, is_valid: Callable[[Any], Any]) -> Any:  # noqa: ANN401
             values, is_usable = np.asarray(arrays.get(name, ())), False
@@ -104,7 +98,7 @@ class HeldOut:
                 values = values.astype(kind)
                 is_usable = bool(is_valid(values))
             if not is_usable:
-                raise damaged_file(path, f"{name} is not valid; its shape is {values.shape}")
+                raise rundir.damaged_file(path, f"{name} is not valid; its shape is {values.shape}")
             return values
 
         shape, classes = (len(split.val), len(split.outputs)), len(split.classes)
@@ -162,7 +156,7 @@ class HeldOut:
         """Predictions for the distinct validation images, in the order of split.csv."""
         if not len(self.logits):
             return ()
-        split, path, thresholds = self.split, RunDir(self.run).eval, list[float]()
+        split, path, thresholds = self.split, rundir.RunDir(self.run).eval, list[float]()
         rows, logits = self._distinct
         if split.labels:
             results = read_results(path)
@@ -170,7 +164,7 @@ class HeldOut:
             known = [name for name in split.labels if "threshold" in each.get(name, {})]
             thresholds = [each[name]["threshold"] for name in known]
         if len(thresholds) != len(split.labels):
-            raise damaged_file(path, "it does not have a threshold for each label")
+            raise rundir.damaged_file(path, "it does not have a threshold for each label")
         predictions = Postprocess(classes=split.outputs, thresholds=tuple(thresholds))(
             [row.path for row in rows], Scores(logits), split.targets(rows)
         )
@@ -208,7 +202,9 @@ class HeldOut:
         """
         validation, training = self.validation, self._training if len(self.probability) else []
         if not len(training) == len(self.probability) == len(self.label_probability):
-            raise damaged_file(self.run / _VALIDATION_FILE, "it does not belong to split.csv")
+            raise rundir.damaged_file(
+                self.run / _VALIDATION_FILE, "it does not belong to split.csv"
+            )
         rows = [*distinct_rows(self.split.val), *training]
         predicted = [one.predicted for one in validation]
         predicted += [self.cross_validated[row.sha256] for row in training]
@@ -253,8 +249,8 @@ class HeldOut:
         counts = {"images": images, "groups": 0 if groups is None else len({*groups})}
         kind = "image" if images > len(self.validation) else "validation image"
         reduced = ""
-        if "confirmed_in_float32" in (read_results(RunDir(self.run).eval) or {}):
-            environment = read_environment(self.run / "environment.json")
+        if "confirmed_in_float32" in (read_results(rundir.RunDir(self.run).eval) or {}):
+            environment = rundir.read_environment(self.run / "environment.json")
             reduced = f", computed in {environment['precision'] if environment else 'bf16 or fp16'}"
         return scored_images(counts, kind) + reduced
 
@@ -272,18 +268,18 @@ def read_split(run: Path) -> Images:
     Without split.csv, there are no rows. If each image has one class, the labels of the rows are
     indices of the outputs. A RunError says that a file is damaged.
     """
-    path, indices = RunDir(run).split, RunDir(run).class_indices
-    table = read_run_json(indices, dict[str, str]) or {}
+    path, indices = rundir.RunDir(run).split, rundir.RunDir(run).class_indices
+    table = rundir.read_run_json(indices, dict[str, str]) or {}
     if any(str(i) not in table for i in range(len(table))):
-        raise damaged_file(indices, "the class names are not numbered 0, 1, 2, ...")
+        raise rundir.damaged_file(indices, "the class names are not numbered 0, 1, 2, ...")
     if len({*table.values()}) != len(table):
-        raise damaged_file(indices, "a class name appears twice")
+        raise rundir.damaged_file(indices, "a class name appears twice")
     classes = tuple(table[str(i)] for i in range(len(table)))
     if not os.path.lexists(path):
         return Images(run, classes, ())
     manifest = Images.from_csv(path, run)
     if unknown := {*manifest.outputs} - {*classes}:
-        raise damaged_file(indices, f"the class {min(unknown)!r} of split.csv is missing")
+        raise rundir.damaged_file(indices, f"the class {min(unknown)!r} of split.csv is missing")
     if manifest.labels:
         return replace(manifest, labels=classes)
     return manifest.with_classes(classes)

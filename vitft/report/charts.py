@@ -12,14 +12,7 @@ from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any
 
-from vitft.messages.results import (
-    BEST_RULE,
-    CROSS_VALIDATED,
-    INTERVAL,
-    growth_sentence,
-    selected_epoch,
-    stopped_early,
-)
+from vitft.messages import results as messages
 from vitft.metrics.intervals import Interval, wilson_interval
 from vitft.metrics.results import SEVERAL_BLOCKS, LogLine
 from vitft.report.html import LIGHT
@@ -112,7 +105,10 @@ def axis_of(values: Sequence[float], title: str, kind: str = "") -> Axis:
         low, high = max(0.0, low), min(1.0, high)
         ticks = [(v, f"{round(100 * v, 3):g}%") for v in round_ticks(low, high)]
     elif kind == "epoch":
-        ticks = [(v, f"{v:g}") for v in epoch_ticks(values)]
+        last, places = max(values), round_ticks(low, high, integer=True)
+        step = places[1] - places[0] if len(places) > 1 else 0.0
+        places = [v for v in places if last - v >= 0.6 * step and v < last]
+        ticks = [(v, f"{v:g}") for v in (*places, last)]
     else:
         ticks = [(v, f"{v:g}") for v in round_ticks(low, high)]
     return Axis(low=low, high=high, ticks=ticks, title=title, is_log=is_log)
@@ -126,15 +122,6 @@ def round_ticks(low: float, high: float, *, integer: bool = False) -> list[float
     step = next((s for s in steps if s >= rough and (not integer or s == round(s))), 1.0)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(step * i, 12) for i in range(first, last + 1)]
-
-
-def epoch_ticks(epochs: Sequence[float]) -> list[float]:
-    """Return ticks for an axis of epochs: round values and the last epoch."""
-    first, last = min(epochs), max(epochs)
-    margin = 0.05 * (last - first) or max(0.05 * abs(first), 1e-3)
-    values = round_ticks(first - margin, last + margin, integer=True)
-    step = values[1] - values[0] if len(values) > 1 else 0.0
-    return [value for value in values if last - value >= 0.6 * step and value < last] + [last]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +240,7 @@ def score_bar(
     name of the baseline, the ends of the bar and the baseline are labelled.
     """
     label, parts = f"{name} {percent(value)}", list[str]()
-    label += f", {INTERVAL} {interval(bounds)}" if bounds else ""
+    label += f", {messages.INTERVAL} {interval(bounds)}" if bounds else ""
     label += f", baseline {percent(baseline)}" if baseline is not None else ""
 
     def add(look: str, left: float, width: str, top: int = 1, height: int = 22) -> None:
@@ -326,10 +313,10 @@ def _epochs_section(run: Run) -> _Section | None:
     is_finished = run.environment.get("status") == "finished"
     if is_finished and run.setting("optim", "patience") and len(log) < planned:
         patience = int(run.setting("optim", "patience") or 0)
-        text = f"The run {stopped_early(len(log), planned, patience)}."
+        text = f"The run {messages.stopped_early(len(log), planned, patience)}."
     if run.measured.get("best_epoch"):
-        text += f" The saved weights come from {selected_epoch(run.measured, run.layers)}"
-        how = f", the best on the validation images: {BEST_RULE}"
+        text += f" The saved weights come from {messages.selected_epoch(run.measured, run.layers)}"
+        how = f", the best on the validation images: {messages.BEST_RULE}"
         text += f"{how if run.measured.get('selected_on_validation') else ''}."
     return _Section(
         title="Training curves",
@@ -358,9 +345,9 @@ def _penalty_section(run: Run) -> _Section | None:
     log = [line for line in run.log if {"l2", "cv_top1", "cv_loss"} <= {*line}]
     if not log:
         return None
-    best, label = run.measured.get("l2", 0.0), f"{CROSS_VALIDATED.capitalize()} by penalty"
+    best, label = run.measured.get("l2", 0.0), f"{messages.CROSS_VALIDATED.capitalize()} by penalty"
     penalties, accuracies = [line["l2"] for line in log], [line["cv_top1"] for line in log]
-    series = [Series(name=CROSS_VALIDATED, colour="accent", xs=penalties, ys=accuracies)]
+    series = [Series(name=messages.CROSS_VALIDATED, colour="accent", xs=penalties, ys=accuracies)]
     if ringed := [
         pair for pair in zip(penalties, accuracies, strict=True) if math.isclose(pair[0], best)
     ]:
@@ -392,7 +379,7 @@ def _penalty_section(run: Run) -> _Section | None:
         title="How the head was fitted",
         text=text,
         charts=[charted(label, axis, series).markup()],
-        columns=["penalty", "cross-validated loss", CROSS_VALIDATED],
+        columns=["penalty", "cross-validated loss", messages.CROSS_VALIDATED],
         rows=[
             [f"{line['l2']:g}", f"{line['cv_loss']:.4f}", percent(line["cv_top1"])] for line in log
         ],
@@ -421,7 +408,7 @@ def _confidence_section(run: Run) -> _Section | None:
             for b in bins
         ),
         Series(
-            name=f"measured, with {INTERVAL}",
+            name=f"measured, with {messages.INTERVAL}",
             colour="accent",
             xs=[b["confidence"] for b in bins],
             ys=[b["accuracy"] for b in bins],
@@ -473,7 +460,7 @@ def _learning_section(run: Run) -> _Section | None:
     bounds, last = [point["top1_interval"] for point in more["curve"]], measured[-1]
     extrapolated = (2 * last[0], last[1] + max(0.0, gain)) if gain is not None else None
     label = "Accuracy by number of training images"
-    outlook = growth_sentence(more["gain_interval"])
+    outlook = messages.growth_sentence(more["gain_interval"])
     if not outlook:
         outlook = "These points do not show how much more images would help."
         if all(b["top1"] <= a["top1"] for a, b in pairwise(more["curve"][-3:])):
@@ -485,7 +472,7 @@ def _learning_section(run: Run) -> _Section | None:
         f"images. Every point was measured on the same {scored_images(more)}. "
         f"{exact * run.several}{outlook}",
         charts=[learning_chart(label, measured, extrapolated, bounds=bounds).markup()],
-        columns=["training images", "accuracy", INTERVAL],
+        columns=["training images", "accuracy", messages.INTERVAL],
         rows=[
             [f"{images:,}", percent(top1), interval(ends)]
             for (images, top1), ends in zip(measured, bounds, strict=True)
@@ -506,7 +493,7 @@ def learning_chart(
     intervals of the points.
     """
     xs, ys = zip(*points, strict=True)
-    name = f"measured, {INTERVAL}" if bounds else "measured"
+    name = f"measured, {messages.INTERVAL}" if bounds else "measured"
     series = [_error_bar(x, ends) for x, ends in zip(xs, bounds, strict=False)]
     series.append(Series(name=name, colour="accent", xs=xs, ys=ys))
     if extrapolated is not None:

@@ -680,8 +680,20 @@ def comparison_results(comparison: RunComparison) -> dict[str, Any]:
 
 def write_comparison(comparison: RunComparison, out: Path) -> Path:
     """Write a comparison as an HTML page and return the path of the page."""
-    runs, accuracies = comparison.runs, comparison.accuracies
+    runs, accuracies, several = comparison.runs, comparison.accuracies, len(comparison.runs)
     data, descriptions = _data_names(runs), _run_descriptions(runs)
+    # Images with different predictions in groups: those that some run classifies correctly come
+    # first. Of two runs, each has a group of its own
+    groups = dict[int, list[_SharedImage]]()
+    for image in sorted(
+        comparison.disputed, key=lambda one: (-max(each.probability for each in one), one[0].path)
+    ):
+        right = [run for run, one in enumerate(image) if one.is_correct]
+        group = several + 1 if not right else right[0] if several == 2 else several
+        groups.setdefault(group, []).append(image)
+    titles = [f"Only {letter} is right" for letter in comparison.letters]
+    titles += ["Some are right", "All are wrong, in different ways"]
+    most = -(-_MAX_DISPUTED // max(1, len(groups)))
     view = {
         "title": f"{data}: {listing(descriptions, most=3)}",
         "data": data,
@@ -693,7 +705,10 @@ def write_comparison(comparison: RunComparison, out: Path) -> Path:
         "curves": [(title, chart.markup()) for title, chart in _curve_charts(comparison)],
         "settings": comparison.setting_rows(),
         "fixes": any(pair.fixes for pair in comparison.pairs),
-        "disputed": _disputed_groups(comparison),
+        "disputed": [
+            {"title": titles[group], "images": images[:most], "number": len(images)}
+            for group, images in sorted(groups.items())
+        ],
         "thumbnails": Thumbnails(runs),
     }
     write_atomically(out, render("compare.html.j2", view))
@@ -803,25 +818,3 @@ def _curves_of(run: Run) -> dict[tuple[str, str], list[tuple[float, float]]]:
             (line["l2"], line["cv_top1"]) for line in (penalties if own else ())
         ),
     }
-
-
-def _disputed_groups(comparison: RunComparison) -> list[dict[str, object]]:
-    """Return the images with different predictions, in groups, most confident first.
-
-    `number` counts the images of a group, shown or not. Images that some run classifies correctly
-    come first. Of two runs, each has a group of its own.
-    """
-    some, groups = len(comparison.runs), dict[int, list[_SharedImage]]()
-    for image in sorted(
-        comparison.disputed, key=lambda one: (-max(each.probability for each in one), one[0].path)
-    ):
-        right = [run for run, one in enumerate(image) if one.is_correct]
-        group = some + 1 if not right else right[0] if some == 2 else some
-        groups.setdefault(group, []).append(image)
-    titles = [f"Only {letter} is right" for letter in comparison.letters]
-    titles += ["Some are right", "All are wrong, in different ways"]
-    most = -(-_MAX_DISPUTED // max(1, len(groups)))
-    return [
-        {"title": titles[group], "images": images[:most], "number": len(images)}
-        for group, images in sorted(groups.items())
-    ]

@@ -28,18 +28,9 @@ from vitft.data.table import TABLE_SUFFIXES, is_table
 from vitft.models.card import open_checkpoint
 from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import check_weights_name, default_weights
+from vitft.system import rundir
 from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import require_extra
-from vitft.system.rundir import (
-    check_is_run,
-    check_outside,
-    damaged_file,
-    is_unfinished,
-    plan_run,
-    read_environment,
-    resume_command,
-    run_path,
-)
 from vitft.system.text import count, labelled, listing, shell_quote
 
 log = logging.getLogger(__name__)
@@ -102,8 +93,8 @@ def check_request(config: Config, out: str | None) -> tuple[Config, Images, Path
             fix="remove the option. `vitft check` lists copies on both sides of the split",
         )
     if config.data.like:
-        check_is_run(config.data.like, name="like")
-        before = read_run_config(run_path(config.data.like)).get("data", {}).get("split")
+        rundir.check_is_run(config.data.like, name="like")
+        before = read_run_config(rundir.run_path(config.data.like)).get("data", {}).get("split")
         if config.data.split == "time" != before:
             raise UsageError(
                 f"--like {config.data.like} was not split by time",
@@ -118,14 +109,14 @@ def check_request(config: Config, out: str | None) -> tuple[Config, Images, Path
         )
     _check_trackers(config)
     path = Path(out or "").expanduser()
-    if out and is_unfinished(path):
+    if out and rundir.is_unfinished(path):
         raise RunError(
             f"folder {path} is not empty: it contains a run that has not finished",
-            fix=f"continue it with `{resume_command(path)}`, or choose a new or empty folder with "
-            "--out",
+            fix=f"continue it with `{rundir.resume_command(path)}`, or choose a new or empty "
+            "folder with --out",
         )
-    planned = plan_run(out, short_name(config.data.path))
-    check_outside(planned, data)
+    planned = rundir.plan_run(out, short_name(config.data.path))
+    rundir.check_outside(planned, data)
     return config, folder, planned
 
 
@@ -211,7 +202,7 @@ def check_resume(
         UsageError: A setting is invalid, or the library of a tracker is missing.
         DataError: The data folder cannot be used.
     """
-    check_is_run(path, name="resume")
+    rundir.check_is_run(path, name="resume")
     checked_run_config(path)
     before, given = read_run_config(path), dict(named)
     after = merge_settings(before, given.items())
@@ -236,17 +227,17 @@ def check_resume(
             fix=f"remove {listing(by_option)}, or start a new run without --resume"
             f"{only * ('optim.epochs' in refused)}",
         )
-    environment = read_environment(path / "environment.json")
+    environment = rundir.read_environment(path / "environment.json")
     if environment and environment["status"] == "finished" and not extended:
         return None, None, path
     config = config_from_table(after)
     if not config.data.path:  # an empty path would mean the current folder
-        raise damaged_file(path / "config.toml", "data.path is missing")
+        raise rundir.damaged_file(path / "config.toml", "data.path is missing")
     _check_trackers(config)
     config, data = _prepared(config)
     folder = assign_parts(scan(data, config.data), config.data.val_from)
     if config.data.like:
-        check_is_run(config.data.like, name="like")
+        rundir.check_is_run(config.data.like, name="like")
     return _with_teacher(config, folder), folder, path
 
 

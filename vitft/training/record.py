@@ -34,23 +34,12 @@ from vitft.metrics.results import BudgetResults, Metrics, RunResults, SolvedHead
 from vitft.models.card import Provenance
 from vitft.models.checkpoint import state_digest
 from vitft.models.timm_model import Model
+from vitft.system import rundir
 from vitft.system.cores import freed_memory_kept
 from vitft.system.device import describe_device, peak_memory
 from vitft.system.errors import ResourceError, RunError, Stopped
 from vitft.system.files import write_atomically, write_json, writing
 from vitft.system.imports import version
-from vitft.system.rundir import (
-    RunDir,
-    RunEnvironment,
-    create_run,
-    damaged_file,
-    has_settings,
-    locked,
-    point_latest,
-    read_environment,
-    read_run_json,
-    resume_command,
-)
 from vitft.system.structure import Natural, Share, parse_json, structured
 from vitft.system.tensors import read_header, with_sorted_metadata
 from vitft.system.text import count, describe_os_error
@@ -283,7 +272,7 @@ class BestWeights:
 class Fitted:
     """The head or the weights that a run has fitted so far, and how: solved, stepped, searched."""
 
-    def __init__(self, start: Start, run: RunDir, runtime: Runtime) -> None:
+    def __init__(self, start: Start, run: rundir.RunDir, runtime: Runtime) -> None:
         self.start, self.run, self.runtime = start, run, runtime
         self.config = start.config  # with the layers that a search within a budget has chosen
         self.inputs = start.inputs  # to the current stage
@@ -303,7 +292,10 @@ class Fitted:
         """Continue a stopped run: its trials and the time used, best weights and newest state."""
         run, group = self.run, self.runtime.group
         # One process reads the budget: it could change before a slower one reads it
-        self.budget = group.broadcast(_read_budget(run) if group.is_main else None)
+        path, known = run.resume / _BUDGET_FILE, None
+        if group.is_main:
+            known = rundir.read_run_json(path, BudgetResults)
+        self.budget = group.broadcast(known)
         if self.budget is not None:
             self.runtime.started -= self.budget["used"]
             self.best.selects = False
@@ -317,7 +309,7 @@ class Fitted:
         else:
             facts = self.saved.facts
             if facts["stage"] >= len(self.config.train.stages):
-                raise damaged_file(run.resume, "its newest state has an unknown stage")
+                raise rundir.damaged_file(run.resume, "its newest state has an unknown stage")
             epochs = self.config.optim.epochs
             log.info(
                 f"resuming after {count(facts['step'], 'step')}, in epoch "
@@ -354,7 +346,7 @@ class Fitted:
 # the run directory and its status -----------------------------------------------------------------
 
 
-def _write_for_resume(run: RunDir, name: str, content: Provenance | BudgetResults) -> None:
+def _write_for_resume(run: rundir.RunDir, name: str, content: Provenance | BudgetResults) -> None:
     """Write the origin of a new run's weights, or trials with the layers chosen, to `resume/`."""
     if run.writes:
         with writing(run.resume):
@@ -362,13 +354,8 @@ def _write_for_resume(run: RunDir, name: str, content: Provenance | BudgetResult
         write_json(run.resume / name, content)
 
 
-def _read_budget(run: RunDir) -> BudgetResults | None:
-    """Return the recorded trials and chosen layers, or None if there are none."""
-    return read_run_json(run.resume / _BUDGET_FILE, BudgetResults)
-
-
 @contextlib.contextmanager
-def open_run(out: Path, start: Start, runtime: Runtime) -> Iterator[RunDir]:
+def open_run(out: Path, start: Start, runtime: Runtime) -> Iterator[rundir.RunDir]:
     """Create the run directory with its first files, or check that it can be resumed.
 
     In the block, training on a CPU keeps the memory that each step frees.
@@ -385,10 +372,10 @@ def open_run(out: Path, start: Start, runtime: Runtime) -> Iterator[RunDir]:
         with freed_memory_kept(when=on_cpu):
             yield run
         return
-    run = RunDir(
-        group.broadcast(create_run(out).path if group.is_main else out), writes=group.is_main
+    run = rundir.RunDir(
+        group.broadcast(rundir.create_run(out).path if group.is_main else out), writes=group.is_main
     )
-    with locked(run) if group.is_main else contextlib.nullcontext():
+    with rundir.locked(run) if group.is_main else contextlib.nullcontext():
         try:
             if group.is_main:
                 run.write("config.toml", to_toml(config))
@@ -402,8 +389,8 @@ def open_run(out: Path, start: Start, runtime: Runtime) -> Iterator[RunDir]:
             with freed_memory_kept(when=on_cpu):
                 yield run
         except ResourceError as error:
-            if has_settings(run.path):
-                again = f"continue with `{resume_command(run.path)}`"
+            if rundir.has_settings(run.path):
+                again = f"continue with `{rundir.resume_command(run.path)}`"
                 fix = error.fix.replace("run the command again", again)
                 raise ResourceError(error.problem, fix=fix) from error
             (run.path / "config.toml").unlink(missing_ok=True)  # the command can be repeated
@@ -423,7 +410,7 @@ def status_recorded(fitted: Fitted) -> Iterator[None]:
     try:
         yield
         if runtime.group.is_main:
-            point_latest(run)
+            rundir.point_latest(run)
             with runtime.stopper.deferred_locally():
                 _write_environment(fitted, "finished")  # first: the run needs its states no more
                 remove_states(run.resume)
@@ -443,7 +430,7 @@ def _write_environment(fitted: Fitted, status: str) -> None:
     device, group = fitted.inputs.data.device, fitted.runtime.group
     names = ("vitft", "torch", "numpy", "pillow", "safetensors", "huggingface_hub")
     on_cpu = device.type == "cpu"
-    found: RunEnvironment = {
+    found: rundir.RunEnvironment = {
         "status": status,
         "device": describe_device(device),
         "precision": fitted.precision,
@@ -455,7 +442,7 @@ def _write_environment(fitted: Fitted, status: str) -> None:
     }
     # How the steps before a resumption were computed, if not as now
     is_new = status == "running" and fitted.saved is None
-    before = None if is_new else read_environment(fitted.run.path / "environment.json")
+    before = None if is_new else rundir.read_environment(fitted.run.path / "environment.json")
     every = [*before.get("earlier", []), _arithmetic(before)] if before else []
     if earlier := [text for text in dict.fromkeys(every) if text != _arithmetic(found)]:
         found["earlier"] = earlier
@@ -478,7 +465,7 @@ def _write_environment(fitted: Fitted, status: str) -> None:
     fitted.run.write_json("environment.json", found)
 
 
-def _arithmetic(known: RunEnvironment) -> str:
+def _arithmetic(known: rundir.RunEnvironment) -> str:
     """Return a description of everything that changes how a run rounds sums."""
     several = f"{number} processes" if (number := known.get("processes", 1)) > 1 else ""
     library = f"torch {known['packages'].get('torch', 'unknown')}"
@@ -486,7 +473,7 @@ def _arithmetic(known: RunEnvironment) -> str:
     return ", ".join(filter(None, (device, known.get("instructions"), several, library)))
 
 
-def _check_same_images(run: RunDir, manifest: Images) -> None:
+def _check_same_images(run: rundir.RunDir, manifest: Images) -> None:
     """Raise a RunError if the images, the classes or the split of a resumed run have changed."""
     before = Images.from_csv(run.split, manifest.root)
     if before.digest == manifest.digest:

@@ -20,13 +20,7 @@ from vitft.features.folds import CV_FOLDS
 from vitft.features.head import HeadMethod, LinearHead, SolvedHead, cross_validate, solve_head
 from vitft.features.logistic import threads_for
 from vitft.features.neighbours import nearest_neighbours
-from vitft.messages.results import (
-    BEST_RULE,
-    EPOCH_COLUMNS,
-    describe_head,
-    epoch_row,
-    stopped_early,
-)
+from vitft.messages import results as messages
 from vitft.metrics.calibration import MAX_LOGITS
 from vitft.metrics.classification import (
     TrainingLoss,
@@ -114,7 +108,7 @@ def solve_head_stage(fitted: Fitted) -> SolvedHead:
         choice = results["head"]
         last, blocks = choice["candidates"][0], choice["blocks"]
         read = next(c for c in choice["candidates"] if c["reads"] == choice["reads"])
-        log.debug(describe_head(last if blocks == 1 else read, last, blocks))
+        log.debug(messages.describe_head(last if blocks == 1 else read, last, blocks))
     return solved
 
 
@@ -336,7 +330,9 @@ class StepStage:
         """Return whether patience or the time budget ends the stage before its last epoch."""
         optim, best, budget = self.config.optim, self.fitted.best, self.fitted.budget
         if 0 < optim.patience <= best.facts["since"]:
-            log.info(stopped_early(self.epochs, optim.epochs, optim.patience, best.results))
+            log.info(
+                messages.stopped_early(self.epochs, optim.epochs, optim.patience, best.results)
+            )
             return True
         if budget is None or not self.epoch_s:
             return False
@@ -403,11 +399,11 @@ class StepStage:
         """Log the metrics of an epoch as a table row; `when` is its duration or "earlier"."""
         best, is_first = self.fitted.best, entry["epoch"] == 1
         if is_first and best.selects:
-            log.debug(f"best on the validation images so far: {BEST_RULE}")
+            log.debug(f"best on the validation images so far: {messages.BEST_RULE}")
         if is_first:
-            log.info(EPOCH_COLUMNS)
+            log.info(messages.EPOCH_COLUMNS)
         is_best = best.selects and best.facts["since"] == 0 and when != "earlier"
-        log.info(epoch_row(entry, self.config.optim.epochs, when, is_best=is_best))
+        log.info(messages.epoch_row(entry, self.config.optim.epochs, when, is_best=is_best))
 
     def save(self) -> None:
         """Save the training state; if the model is sharded, every rank must call this method."""

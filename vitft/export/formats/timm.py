@@ -157,7 +157,18 @@ class TimmFormat(SafetensorsFormat):
         if not _has_other_names(self.card):
             super().write(folder)
             return
-        tensors = _timm_tensors(trained)
+        # The tensors as in timm's `Eva`, or in a ViT with two matrices per SwiGLU MLP
+        vit, tensors = self.card.vit, dict[str, Tensor]()
+        is_split = vit.gated_mlp and (vit.mlp_norm or not _is_eva(vit))
+        for name, tensor in trained.state.items():
+            if _is_eva(vit):
+                name = re.sub(r"(blocks\.\d+\.)ls([12])\.gamma", r"\1gamma_\2", name)
+            fused = re.fullmatch(r"(blocks\.\d+\.mlp\.fc1)\.(weight|bias)", name)
+            if fused and is_split:
+                for part, half in zip(("g", "x"), tensor.chunk(2), strict=True):  # gates and values
+                    tensors[f"{fused[1]}_{part}.{fused[2]}"] = half.contiguous()
+            else:
+                tensors[name] = tensor.contiguous()
         write_atomically(folder / MODEL, to_safetensors(tensors, metadata={"format": "pt"}))
         results = {RUN_KEY: trained.results.to_json()}  # no card states them
         write_json(folder / "config.json", _timm_config(trained) | results)
@@ -181,22 +192,6 @@ class TimmFormat(SafetensorsFormat):
 def _has_other_names(card: Card) -> bool:
     """Return whether timm uses other names for some tensors of this architecture."""
     return not card.architecture.timm and (_is_eva(card.vit) or card.vit.gated_mlp)
-
-
-def _timm_tensors(trained: TrainedRun) -> dict[str, Tensor]:
-    """Return the tensors as in timm's `Eva`, or in a ViT with two matrices per SwiGLU MLP."""
-    vit, result = trained.card.vit, dict[str, Tensor]()
-    is_split = vit.gated_mlp and (vit.mlp_norm or not _is_eva(vit))
-    for name, tensor in trained.state.items():
-        if _is_eva(vit):
-            name = re.sub(r"(blocks\.\d+\.)ls([12])\.gamma", r"\1gamma_\2", name)
-        fused = re.fullmatch(r"(blocks\.\d+\.mlp\.fc1)\.(weight|bias)", name)
-        if fused and is_split:
-            for part, half in zip(("g", "x"), tensor.chunk(2), strict=True):  # gates and values
-                result[f"{fused[1]}_{part}.{fused[2]}"] = half.contiguous()
-        else:
-            result[name] = tensor.contiguous()
-    return result
 
 
 def _timm_config(trained: TrainedRun) -> dict[str, Any]:
