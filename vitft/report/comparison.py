@@ -22,7 +22,8 @@ from typing import Any, cast
 import numpy as np
 
 from vitft.config.schema import shown_value
-from vitft.messages.results import EXACT_LABELS, INTERVAL, chance_clause, estimate_text
+from vitft.messages import results as messages
+from vitft.messages.results import INTERVAL
 from vitft.metrics.intervals import (
     Flags,
     Groups,
@@ -37,7 +38,7 @@ from vitft.models.pretrained.catalog import weights_name
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.charts import Axis, Chart, Series, axis_of, charted, epoch_numbers
 from vitft.report.decisions import former_fixes
-from vitft.report.html import render
+from vitft.report.html import filled, render
 from vitft.report.run_files import (
     Run,
     Thumbnails,
@@ -512,84 +513,48 @@ def _evaluate_commands(runs: Sequence[Run]) -> str:
 def _comparison_notes(
     runs: Sequence[Run], sizes: Sequence[int], common: int, same: int
 ) -> list[str]:
-    """Return sentences about the limits of the comparison.
+    """Return sentences about the limits of the comparison, and of the numbers of each run.
 
     `sizes` are the numbers of validation images of each run, `common` is that of shared images, and
     `same` that of those with the same label.
     """
-    notes = list[str]()
-    if any(size != common for size in sizes):
-        each = listing((f"{size:,}" for size in sizes), most=len(sizes))
-        notes.append(
-            f"The splits differ: the runs have {each} distinct validation images, and only the "
-            f"{count(same, 'image')} that all of them share"
-            f"{', with the same label,' * (same < common)} {'is' if same == 1 else 'are'} compared."
-        )
-    if same < common:
-        images, verb = (
-            count(common - same, "validation image"),
-            "has" if common - same == 1 else "have",
-        )
-        notes.append(f"Excluded: {images} that {verb} different labels in the runs.")
-    for letter, changes in zip(ascii_uppercase[1:], _data_changes(runs), strict=False):
-        kinds = zip(changes, ("relabelled", "left out", "added"), strict=True)
-        if texts := [f"{number:,} {what}" for number, what in kinds if number]:
-            notes.append(f"Distinct images of {letter} compared with A: {listing(texts)}.")
-    # The effect of fixes on two heads that were both cross-validated has its own test.
-    has_fixes = any(run.setting("data", "fixes") for run in runs)
-    cross_validated = [run for run in runs if run.results.estimate("cross-validation")]
-    if len(runs) == len(cross_validated) == 2 and not has_fixes:
+    results = [(letter, run.results) for letter, run in zip(ascii_uppercase, runs, strict=False)]
+    kinds = ("relabelled", "left out", "added")
+    changes = [
+        [f"{number:,} {kind}" for number, kind in zip(found, kinds, strict=True) if number]
+        for found in _data_changes(runs)
+    ]
+    # The effect of fixes on two heads that were both cross-validated has its own test
+    crossed, has_fixes = None, any(run.setting("data", "fixes") for run in runs)
+    is_crossed = all(found.estimate("cross-validation") for _, found in results)
+    if len(runs) == 2 and is_crossed and not has_fixes:
         right, also_right, groups = _cross_validated_pairs(*runs)
         if len(right) > common:
-            p = PairedDifference.of(right, also_right, groups).p
-            first, second = (
-                percent(int(flags.sum()) / len(flags)) for flags in (right, also_right)
-            )
-            notes.append(
-                f"In cross-validation on {count(len(right), 'image')} of both runs, A classifies "
-                f"{first} correctly and B {second} ({p_equation(p)})."
-            )
-    if len({run.classes for run in runs}) > 1:
-        notes.append("The runs have different classes, so they solve different tasks.")
-    return [*notes, *_result_notes(runs, is_compared=same > 0)]
-
-
-def _result_notes(runs: Sequence[Run], *, is_compared: bool) -> list[str]:
-    """Return sentences about the numbers of each run that a comparison must not hide."""
-    labelled = [(letter, run.results) for letter, run in zip(ascii_uppercase, runs, strict=False)]
-    notes = list[str]()
-    if letters := [
-        letter
-        for (letter, found), run in zip(labelled, runs, strict=True)
-        if "cross_validation" in run.measured and not found.estimate("cross-validation")
-    ]:
-        notes.append(
-            f"No cross-validated accuracy for {listing(letters)}: only the head was "
-            "cross-validated, before further layers were trained."
-        )
-    for letter, found in labelled:
-        if test := found.estimate("test"):
-            text = estimate_text(test).removesuffix(", evaluated once")
-            notes.append(f"The test images of {letter} are not compared: {text}.")
-    if exact := [(letter, found.exact) for letter, found in labelled if found.exact]:
-        notes.append(EXACT_LABELS)
-        if is_compared and not runs[0].is_evaluation:
-            each = listing(f"{letter} has {percent(one.value)}" for letter, one in exact)
-            notes.append(
-                "The thresholds of the labels were fitted to these images, so the accuracies are "
-                f"slightly optimistic. Without each image in the fit, {each}."
-            )
-    selected = [letter for letter, found in labelled if found.selected_on_validation]
-    if is_compared and selected:
-        notes.append(
-            f"The best epoch of {listing(selected)} was selected on these images, which is a "
-            "slight advantage."
-        )
-    return notes + [
-        f"{letter} is at chance level: it {clause}."
-        for letter, found in labelled
-        if (clause := chance_clause(found))
-    ]
+            first, second = (int(flags.sum()) / len(flags) for flags in (right, also_right))
+            p = p_equation(PairedDifference.of(right, also_right, groups).p)
+            crossed = {"images": len(right), "first": first, "second": second, "p": p}
+    text = filled(
+        "comparison.j2",
+        messages=messages,
+        listing=listing,
+        sizes=sizes,
+        shown_sizes=[f"{size:,}" for size in sizes],
+        common=common,
+        same=same,
+        data_changes=[*zip(ascii_uppercase[1:], changes, strict=False)],
+        crossed=crossed,
+        has_other_classes=len({run.classes for run in runs}) > 1,
+        results=results,
+        head_only=[
+            letter
+            for (letter, found), run in zip(results, runs, strict=True)
+            if "cross_validation" in run.measured and not found.estimate("cross-validation")
+        ],
+        exact=[f"{x} has {percent(one.exact.value)}" for x, one in results if one.exact],
+        is_evaluation=runs[0].is_evaluation,
+        selected=[letter for letter, found in results if found.selected_on_validation],
+    )
+    return text.splitlines()
 
 
 def _data_changes(runs: Sequence[Run]) -> list[tuple[int, int, int]]:
