@@ -14,11 +14,7 @@ from vitft.system.text import count
 _FOLDER = "--cache DIR  folder of cached features (default: ~/.cache/vitft/features)"
 
 
-@Command(
-    "cache list",
-    _FOLDER,
-    help="list cached features and local copies of data",
-)
+@Command("cache list", _FOLDER, help="list cached features and local copies of data")
 def _list_cache(args: argparse.Namespace) -> int:
     """Print a table of the cached features and their total size."""
     from vitft.features.cache import LIMIT_GB, default_folder, spaces

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Command
-from vitft.predict.request import (
-    ENGINES,
-    PREDICT_DTYPES,
-    ROW_FORMATS,
-    PredictRequest,
-    ProcessShard,
-)
+from vitft.predict.request import ENGINES, PREDICT_DTYPES, ROW_FORMATS, PredictRequest, ProcessShard
 
 if TYPE_CHECKING:
     from vitft.predict.engine import Engine

@@ -197,9 +197,7 @@ def _log_summary(request: PredictRequest, tally: Tally, postprocess: Postprocess
         log.info(f"wrote {count(tally.rows, 'row')}{errors} to {request.out}")
     if request.out is not None or tally.rows > _SCREEN_ROWS:
         for line in tally.lines(
-            postprocess.run,
-            has_threshold=bool(postprocess.threshold),
-            has_counts=request.counts,
+            postprocess.run, has_threshold=bool(postprocess.threshold), has_counts=request.counts
         ):
             log.info(line)
     if tally.errors and not log.isEnabledFor(logging.INFO):

@@ -40,8 +40,7 @@ class Marks:
     def __post_init__(self) -> None:
         if self.threshold is not None and self.precision is not None:
             raise UsageError(
-                "--threshold and --precision cannot be used together",
-                fix="remove one of them",
+                "--threshold and --precision cannot be used together", fix="remove one of them"
             )
         for name in ("threshold", "precision", "confidence", "coverage"):
             value, below = getattr(self, name), name in ("confidence", "coverage")

@@ -286,9 +286,7 @@ def read_split(run: Path) -> Images:
 
 
 def accuracy_without_copies(
-    predictions: Sequence[ValidationPrediction],
-    audit: AuditResults,
-    groups: Groups | None = None,
+    predictions: Sequence[ValidationPrediction], audit: AuditResults, groups: Groups | None = None
 ) -> Estimate | None:
     """Return the accuracy on the validation images that have no copies among the training images.
 

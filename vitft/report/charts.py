@@ -402,8 +402,7 @@ def _confidence_section(run: Run) -> _Section | None:
         Series(name="ideal", colour="muted", xs=[0, 1], ys=[0, 1], width=1, markers=()),
         *(
             _error_bar(
-                b["confidence"],
-                wilson_interval(round(b["accuracy"] * b["images"]), b["images"]),
+                b["confidence"], wilson_interval(round(b["accuracy"] * b["images"]), b["images"])
             )
             for b in bins
         ),

@@ -32,12 +32,7 @@ from vitft.messages.results import chance_clause, distinguishes, estimate_text
 from vitft.metrics.results import Results
 from vitft.report.html import digest_source, page_parts
 from vitft.serve.batching import RETRY_SOON, BatchQueue, request_log
-from vitft.serve.limits import (
-    ANSWER_SECONDS,
-    MAX_BODIES,
-    MIN_BYTES_PER_SECOND,
-    Access,
-)
+from vitft.serve.limits import ANSWER_SECONDS, MAX_BODIES, MIN_BYTES_PER_SECOND, Access
 from vitft.system.errors import ImageError
 from vitft.system.files import resource
 from vitft.system.imports import version
@@ -381,10 +376,7 @@ def make_app(queue: BatchQueue, access: Access) -> ASGIApp:
     page = page_route(
         Path(__file__).parent / "page",
         images="blob: data:",
-        values={
-            "max_bytes": queue.limits.max_bytes,
-            "explains": str(queue.can_explain).lower(),
-        },
+        values={"max_bytes": queue.limits.max_bytes, "explains": str(queue.can_explain).lower()},
     )
     routes = [
         page,

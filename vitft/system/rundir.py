@@ -303,8 +303,7 @@ def locked(run: RunDir) -> Iterator[None]:
 def _check_empty(path: Path, name: str = "out") -> None:
     if path.is_dir() and any(path.iterdir()):
         raise RunError(
-            f"folder {path} is not empty",
-            fix=f"choose a new or empty folder with --{name}",
+            f"folder {path} is not empty", fix=f"choose a new or empty folder with --{name}"
         )
 
 

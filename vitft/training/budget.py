@@ -53,11 +53,7 @@ from vitft.training.record import Fitted
 from vitft.training.reports import COMPUTED_IMAGES
 from vitft.training.runtime import Runtime
 from vitft.training.setup import Start, compute_views, next_inputs
-from vitft.training.stages import (
-    make_trainer,
-    of_last_block,
-    read_last_block,
-)
+from vitft.training.stages import make_trainer, of_last_block, read_last_block
 
 log = logging.getLogger(__name__)
 
@@ -426,10 +422,7 @@ class _Trial:
         batches = training_batches(config.train, config.optim, inputs)
         total = epochs * epoch_size([row.label for row in manifest.train], config.train)
         label = f"trial: training {layers_text(self.layers)}"
-        with (
-            stopper.deferred_to_next(when=group.size > 1),
-            console.Progress(label, total) as shown,
-        ):
+        with stopper.deferred_to_next(when=group.size > 1), console.Progress(label, total) as shown:
             for epoch in range(epochs):
                 metrics = RunningMetrics()
                 for batch in batches(epoch, 0):

@@ -43,13 +43,7 @@ from vitft.training.batches import (
     training_batches,
     training_views,
 )
-from vitft.training.loop import (
-    RunningMetrics,
-    StepResult,
-    Trainer,
-    batch_slices,
-    diverged,
-)
+from vitft.training.loop import RunningMetrics, StepResult, Trainer, batch_slices, diverged
 from vitft.training.record import Fitted, ScoredImages, State
 
 log = logging.getLogger(__name__)

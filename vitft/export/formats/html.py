@@ -21,11 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vitft.data.transforms import EvalTransform
-from vitft.export.formats.base import (
-    ExportFormat,
-    OpenedModel,
-    compare_exports,
-)
+from vitft.export.formats.base import ExportFormat, OpenedModel, compare_exports
 from vitft.export.formats.onnx import RESIZED
 from vitft.export.formats.timm import unsupported_part
 from vitft.export.trained import TrainedRun
@@ -33,13 +29,7 @@ from vitft.features.ood import Reference, read_reference
 from vitft.messages.results import accuracy_text, chance_clause, few_images_accuracy
 from vitft.models.card import Card
 from vitft.models.find import PAGE_FILE
-from vitft.models.numpy_vit import (
-    Float32Array,
-    NumpyModel,
-    normalise,
-    numpy_supports,
-    strictly,
-)
+from vitft.models.numpy_vit import Float32Array, NumpyModel, normalise, numpy_supports, strictly
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.postprocess import not_finite
 from vitft.report.html import digest_source, page_parts

@@ -113,8 +113,7 @@ def _export_error(
     """Return the error for a model that cannot be exported to a format."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return RunError(
-        f"{target} cannot export this model: {(lines or [type(error).__name__])[0][:200]}",
-        fix=fix,
+        f"{target} cannot export this model: {(lines or [type(error).__name__])[0][:200]}", fix=fix
     )
 
 

@@ -15,12 +15,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from vitft.data.transforms import CROP_MODES, EvalTransform
-from vitft.export.formats.base import (
-    ExportFormat,
-    OpenedModel,
-    module_logits,
-    open_module,
-)
+from vitft.export.formats.base import ExportFormat, OpenedModel, module_logits, open_module
 from vitft.export.trained import TrainedRun
 from vitft.models.card import RUN_KEY, SEVERAL, THRESHOLDS, AnyConfig, Card
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint

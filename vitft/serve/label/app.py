@@ -19,13 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from vitft.data.images import open_image, thumbnail_jpeg
-from vitft.serve.app import (
-    BodyReader,
-    JsonResponse,
-    integer,
-    make_site,
-    page_route,
-)
+from vitft.serve.app import BodyReader, JsonResponse, integer, make_site, page_route
 from vitft.serve.batching import run_in
 from vitft.serve.label.session import Mode, Session
 from vitft.serve.limits import MAX_IMAGE_PIXELS, Access, ServeLimits
