@@ -8,7 +8,7 @@ import logging
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,6 @@ from vitft.system.text import (
 
 log = logging.getLogger(__name__)
 
-_Step = dict[str, str]  # `what` to do next, and `why`; `section` of the page and `command`, or ""
 _MAX_EXAMPLES = 8  # maximum number of example images on the first screen
 _MAX_UNFOLDED, _MAX_MISTAKES = 24, 300  # maximum numbers of mistakes shown unfolded and in total
 _MAX_BARS = 100  # maximum number of classes whose recalls are drawn as bars
@@ -364,140 +363,77 @@ def _digests(run: Run) -> list[tuple[str, str]]:
     return [(name, value) for name, value in pairs if value]
 
 
-# next steps for the user, each with its evidence and any uncertainty ------------------------------
+# values of `advice.html.j2`: next steps for the user, with their evidence -------------------------
 
 
-def _advise(run: Run) -> list[_Step]:
-    """Return the next steps for a run, most urgent first, or an empty list without results."""
-    if not run.results.headline:
-        return []
-    steps = [*_doubts(run), *(() if run.results.at_chance else _improvements(run))]
-    best = own_cross_validation(run.measured) or run.measured  # few images may all be right
-    crossed = run.results.headline.kind == "cross-validation"
-    measured = best if crossed else run.measured
-    low, high = measured["top1_interval"]
-    images, needed = measured["images"], sample_size(0.04, best["top1"])
-    # With groups, a number of groups would be needed
-    if high - low > 0.08 and needed > images and not run.measured.get("groups"):
-        why = (
-            f"With {count(images, 'image')}, the interval spans {100 * (high - low):.0f} points: "
-            "smaller differences between models may be due to chance."
-        )
-        what = "To measure the accuracy to within ±4 points, use about"
-        steps.append(_step(f"{what} {needed:,} {'validation ' * (not crossed)}images.", why))
-    return steps
-
-
-def _step(what: str, why: str, section: str = "", command: str = "") -> _Step:
-    return {"what": what, "why": why, "section": section, "command": command}
-
-
-def _doubts(run: Run) -> Iterator[_Step]:
-    """Yield what to do first, because the results may be wrong."""
-    if chance := run.results.at_chance:
-        what = "Do not use this model yet."
+def _advise(run: Run) -> dict[str, Any] | None:
+    """Return what the next steps for a run depend on, or None without results."""
+    results, headline, remedy = run.results, run.results.headline, ""
+    if not headline:
+        return None
+    if (chance := results.at_chance) and not results.exact:
         mirrored = bool(effective_settings(run.config).get("train.flip"))
-        if not run.results.exact and (chance.predicts or mirrored or chance.too_few):
+        if chance.predicts or mirrored or chance.too_few:
             keys = ("weights", "name"), ("optim", "solver")
             start = [str(run.setting(*key) or "") for key in keys]
             remedy = messages.chance_remedy(*start, mirrored=mirrored, too_few=chance.too_few)
-            what = f"Do not use this model yet: {remedy}."
-        bounds, guessing = interval(chance.interval), percent(chance.guessing)
-        clause = f"It {messages.chance_clause(run.results)}. " * bool(chance.predicts)
-        where = " in cross-validation" * (chance.kind == "cross-validation")
-        why = (
-            f"{clause}The 95% CI of its balanced accuracy{where} ({bounds}) is not clearly above "
-            f"{guessing}, the value for guessing."
-        )
-        if run.results.exact:
-            why = (
-                f"The 95% CI of its mean average precision ({bounds}) is not entirely above "
-                f"{guessing}, the value for random scores."
-            )
-        yield _step(what, why)
-    if groups := sum(map(is_leak, run.audit.get("duplicates", []))):
-        units = groups_of([one.sha256 for one in run.predictions], [run])
-        without = accuracy_without_copies(run.predictions, run.audit, units)
-        known = f" It is {messages.accuracy_without_copies(without)}." if without else ""
-        remedy = "the option --group-duplicates keeps each group on one side of the split."
-        if run.audit.get("own_split", False):
-            remedy = "the split comes from your data, so drop the copies on one side or correct "
-            remedy += "the split."
-        yield _step(
-            "Retrain without duplicates across training and validation.",
-            f"{count(groups, 'group')} of identical or nearly identical images "
-            f"{'contains' if groups == 1 else 'contain'} both training and validation images, so "
-            f"the accuracy may be too high.{known} vitft check lists them, and {remedy}",
-            section="audit",
-        )
+    units = groups_of([one.sha256 for one in run.predictions], [run])
     settled = paths_settled_by(former_fixes(run)[0])
-    if found := sum(item["path"] not in settled for item in run.audit.get("mislabels", [])):
-        says = "predicts another class"
-        if run.several:
-            says = "suggests that a label is wrong or missing"
-        yield _step(
-            f"Review the {'label' if found == 1 else 'labels'} of {count(found, 'image')}.",
-            f"A model that was not trained on {'it' if found == 1 else 'them'} {says} "
-            "(see below). The given label may still be correct.",
-            section="audit",
-        )
+    # Images that measure the accuracy well enough; with groups, a number of these would be needed
+    best = own_cross_validation(run.measured) or run.measured  # few images may all be right
+    is_crossed = headline.kind == "cross-validation"
+    measured = best if is_crossed else run.measured
+    low, high = measured["top1_interval"]
+    images, needed = measured["images"], sample_size(0.04, best["top1"])
+    is_wide = high - low > 0.08 and needed > images and not run.measured.get("groups")
+    return {
+        "chance": chance,
+        "remedy": remedy,
+        "leaks": sum(map(is_leak, run.audit.get("duplicates", []))),
+        "without": accuracy_without_copies(run.predictions, run.audit, units),
+        "suspects": sum(item["path"] not in settled for item in run.audit.get("mislabels", [])),
+        **({} if chance else _improvements(run)),
+        "needed": needed if is_wide else 0,
+        "images": images,
+        "width": high - low,
+        "is_crossed": is_crossed,
+    }
 
 
-def _improvements(run: Run) -> Iterator[_Step]:
-    """Yield ways to a better model."""
+def _improvements(run: Run) -> dict[str, Any]:
+    """Return what ways to a better model depend on."""
     # Two classes whose confusion accounts for at least a quarter of all mistakes
-    wrong = mistakes(run.predictions)
+    wrong, found = mistakes(run.predictions), dict[str, Any](confused=())
     pairs = Counter(tuple(sorted((v.label, v.predicted))) for v in wrong)
     if wrong and len(run.classes) > 2 and not run.several:
-        (first, second), times = pairs.most_common(1)[0]
-        if times >= max(4, len(wrong) / 4):
-            yield _step(
-                f"Compare images of {first} and {second}.",
-                f"{times} of the {len(wrong)} mistakes confuse these two classes. Images that show "
-                "how they differ, or clearer labelling rules, may help.",
-            )
-    yield from _weakest_class(run)
-    # The gain from twice as many images, or that the curve has stopped rising
-    more = own_cross_validation(run.measured)
-    if not more or len(more["curve"]) < 3:
-        return
-    if gain := messages.growth_sentence(run.results.growth):
-        yield _step(gain, "The learning curve below may level off.")
-    elif all(b["top1"] <= a["top1"] for a, b in itertools.pairwise(more["curve"][-3:])):
-        kept = {name: run.config.get(name, {}) for name in ("data", "weights")}  # not of a head
-        yield _step(
-            "Do not expect much from more images of the same kind.",
-            "The learning curve has stopped rising. Instead, try cleaner labels, a larger model, "
-            "or training more layers.",
-            command=command_of({**kept, "train": {"layers": "blocks:2"}}),
-        )
-
-
-def _weakest_class(run: Run) -> Iterator[_Step]:
-    """Advise collecting images of classes or labels with too few, or else with a low recall."""
+        pair, times = pairs.most_common(1)[0]
+        found = {"confused": pair if times >= max(4, len(wrong) / 4) else (), "times": times}
+    # Classes or labels with too few images, or else with a low recall
     sizes = {name: run.sizes[name, "train"] + run.sizes[name, "val"] for name in run.classes}
     usual = statistics.median(sizes.values())
     small = sorted((n, name) for name, n in sizes.items() if n < min(usual / 3, _SMALL_CLASS))
     known = [one for one in run.results.weakest if run.sizes[one.name, "train"]]
-    if small:
-        validated = run.sizes[small[0][1], "val"]
-        measured = f"measured on {count(validated, 'validation image')} only"
-        yield _step(
-            f"Collect images of {listing((f'{name} ({n:,})' for n, name in small), most=3)} first.",
-            f"{'This is' if len(small) == 1 else 'These are'} too few to learn from: half of the "
-            f"{'labels' if run.several else 'classes'} have at least {usual:,.0f} images. The "
-            f"recall of {small[0][1]} is {measured if validated else 'unknown'}.",
-        )
-    elif known and len(run.classes) > 1:
-        worst, how = known[0], ""
-        overall = run.results.estimate(worst.kind)
-        if overall and worst.measure == "recall":
-            classes = sum(part == "train" for _, part in run.sizes)
-            if worst.kind == "validation":
-                classes = sum(row["images"] > 0 for row in run.measured["per_class"].values())
-            how = f" {messages.compared_with_accuracy(worst, overall.value, classes)}"
-        yield _step(
-            f"If you collect more images, start with {worst.name}.",
-            f"It is the weakest {'label' if run.several else 'class'}: "
-            f"{messages.weak_text(worst)}.{how}",
-        )
+    worst, how = next(iter(known), None) if len(run.classes) > 1 else None, ""
+    overall = worst and run.results.estimate(worst.kind)
+    if worst and overall and worst.measure == "recall":
+        classes = sum(part == "train" for _, part in run.sizes)
+        if worst.kind == "validation":
+            classes = sum(row["images"] > 0 for row in run.measured["per_class"].values())
+        how = messages.compared_with_accuracy(worst, overall.value, classes)
+    # The gain from twice as many images, or that the curve has stopped rising
+    more = own_cross_validation(run.measured)
+    last = more["curve"][-3:] if more else []
+    kept = {name: run.config.get(name, {}) for name in ("data", "weights")}  # not of a head
+    return {
+        **found,
+        "small": listing((f"{name} ({n:,})" for n, name in small), most=3),
+        "smallest": [name for _, name in small],
+        "usual": f"{usual:,.0f}",
+        "validated": run.sizes[small[0][1], "val"] if small else 0,
+        "worst": worst,
+        "how": how,
+        "gain": messages.growth_sentence(run.results.growth) if len(last) > 2 else "",
+        "is_flat": len(last) > 2
+        and all(b["top1"] <= a["top1"] for a, b in itertools.pairwise(last)),
+        "command": command_of({**kept, "train": {"layers": "blocks:2"}}),
+    }
