@@ -20,7 +20,6 @@ from vitft.messages import results as messages
 from vitft.messages.results import budget_lines, chosen_layers, selected_epoch
 from vitft.metrics.intervals import Interval, sample_size
 from vitft.metrics.results import class_pair_counts, own_cross_validation
-from vitft.models.card import Provenance
 from vitft.models.pretrained.catalog import weights_name
 from vitft.predict.validation import accuracy_without_copies, least_confident, mistakes
 from vitft.report.charts import chart_sections, score_bar
@@ -137,8 +136,6 @@ def _run_page(run: Run) -> dict[str, object]:
         ],
         "command": command_of(run.config) if run.config else "",
         "is_budget_choice": bool(budget and budget["chosen"] not in ("", "head")),
-        "environment": _environment_rows(run),
-        "digests": _digests(run),
     }
 
 
@@ -339,28 +336,6 @@ def _cross_validated_counts(run: Run) -> Counter[tuple[int, int]]:
     true = {row.sha256: run.split.names(row)[0] for row in named}
     counts = Counter((index[true[key]], index[name]) for key, name in run.cross_validated.items())
     return counts if counts.total() > len(run.predictions) else Counter()
-
-
-def _environment_rows(run: Run) -> list[tuple[str, str]]:
-    """Return rows (name, value): device, precision, Python version, system, package versions."""
-    known: Mapping[str, Any] = run.environment
-    keys = ("device", "precision", "python", "system")
-    first = [(key, str(known[key])) for key in keys if known.get(key)]
-    first += [("before it was resumed", text) for text in known.get("earlier", [])]
-    return first + [(name, str(v)) for name, v in known.get("packages", {}).items()]
-
-
-def _digests(run: Run) -> list[tuple[str, str]]:
-    """Return the digests of the model, split and weights, and the weights' source and licence."""
-    weights = run.card.weights if run.card else Provenance()
-    pairs = [
-        ("trained model (SHA-256 of card and tensors)", run.digest),
-        ("split.csv (SHA-256 of the table)", run.card.split if run.card else ""),
-        ("pretrained weights (SHA-256 of the file)", str(weights.get("sha256", ""))),
-        ("pretrained weights, source", str(weights.get("source", ""))),
-        ("pretrained weights, licence", str(weights.get("licence", ""))),
-    ]
-    return [(name, value) for name, value in pairs if value]
 
 
 # values of `advice.html.j2`: next steps for the user, with their evidence -------------------------
