@@ -5,7 +5,7 @@ The SVG markup is for pages with two colour schemes and no style attributes.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import compress, pairwise
@@ -15,12 +15,11 @@ from typing import Any
 from vitft.messages import results as messages
 from vitft.metrics.intervals import Interval, wilson_interval
 from vitft.metrics.results import SEVERAL_BLOCKS, LogLine
-from vitft.report.html import LIGHT
+from vitft.report.html import LIGHT, filled
 from vitft.report.run_files import Run, read_run
 from vitft.system.errors import RunError
 from vitft.system.files import atomic_folder
 from vitft.system.text import (
-    count,
     interval,
     is_measurable,
     is_scaled,
@@ -282,6 +281,12 @@ def chart_sections(run: Run) -> dict[str, _Section | None]:
     }
 
 
+def _text_of(about: str, run: Run, **values: object) -> str:
+    """Return the text of a section."""
+    text = filled("sections.j2", about=about, run=run, messages=messages, **values)
+    return " ".join(text.split())
+
+
 def _epochs_section(run: Run) -> _Section | None:
     """Return the section on loss and accuracy by epoch, or None if the log has no epochs."""
     needed = ("epoch", "train_loss", "val_loss", "train_top1", "val_top1")
@@ -307,20 +312,15 @@ def _epochs_section(run: Run) -> _Section | None:
         ]
         for kind in ("loss", "top1")
     ]
-    text = f"The run trained for {count(len(log), 'epoch')}."
     stages = [stage for stage in run.layers.split(",") if stage != "head"]
     planned = int(run.setting("optim", "epochs") or 0) * max(1, len(stages))
+    patience = int(run.setting("optim", "patience") or 0)
     is_finished = run.environment.get("status") == "finished"
-    if is_finished and run.setting("optim", "patience") and len(log) < planned:
-        patience = int(run.setting("optim", "patience") or 0)
-        text = f"The run {messages.stopped_early(len(log), planned, patience)}."
-    if run.measured.get("best_epoch"):
-        text += f" The saved weights come from {messages.selected_epoch(run.measured, run.layers)}"
-        how = f", the best on the validation images: {messages.BEST_RULE}"
-        text += f"{how if run.measured.get('selected_on_validation') else ''}."
+    is_early = is_finished and patience and len(log) < planned
+    numbers = {"epochs": len(log), "planned": planned, "patience": patience}
     return _Section(
         title="Training curves",
-        text=text,
+        text=_text_of("epochs", run, is_early=is_early, **numbers),
         charts=[
             charted("Loss by epoch", axis, loss, title="loss (nats)").markup(),
             charted("Accuracy by epoch", axis, top1).markup(),
@@ -357,27 +357,9 @@ def _penalty_section(run: Run) -> _Section | None:
         )
         series.append(ring)
     axis = axis_of(penalties, "L2 penalty on the weights of the head", "log")
-    head, fitted = run.measured.get("head"), "The head was fitted to convergence by L-BFGS."
-    if head and head["blocks"] > 1:
-        discriminant = f"linear discriminant analysis on the last {head['blocks']} blocks"
-        fitted = (
-            "The head is a weighted sum of logistic regression on the last block, fitted to "
-            f"convergence by L-BFGS, and {discriminant}."
-        )
-        if head["reads"] == SEVERAL_BLOCKS:
-            fitted = (
-                f"The head was fitted by {discriminant}. Logistic regression on the last block was "
-                "fitted for comparison, to convergence by L-BFGS."
-            )
-    chosen = f"the L2 penalty with the lowest loss of calibrated probabilities: {best:g}"
-    if "labels" in run.measured:
-        chosen = f"the L2 penalty with the lowest loss for each label (median {best:g})"
-    text = f"{fitted} Cross-validation on the training images selected {chosen}. "
-    also = ". The head's blocks are chosen by complete fits, whose scores differ"
-    text += f"These scores come from quick fits{also * bool(head)}."
     return _Section(
         title="How the head was fitted",
-        text=text,
+        text=_text_of("penalty", run, best=best, several_blocks=SEVERAL_BLOCKS),
         charts=[charted(label, axis, series).markup()],
         columns=["penalty", "cross-validated loss", messages.CROSS_VALIDATED],
         rows=[
@@ -418,36 +400,19 @@ def _confidence_section(run: Run) -> _Section | None:
     x, y = (Axis(low=0, high=1.02, ticks=ticks, title=t) for t in ("confidence", "accuracy"))
     return _Section(
         title="Is the confidence reliable?",
-        text=_confidence_text(run.measured),
+        text=_text_of(
+            "confidence",
+            run,
+            calibration=calibration,
+            doubt=not_calibrated(run.measured),
+            is_measurable=is_measurable,
+            is_scaled=is_scaled,
+        ),
         charts=[Chart(label="Accuracy by confidence", x=x, y=y, series=series).markup()],
         caption="Points above the diagonal: underconfident. Points below: overconfident.",
         columns=["confidence", counted, "mean confidence", "accuracy"],
         rows=rows,
     )
-
-
-def _confidence_text(found: Mapping[str, Any]) -> str:
-    """Return the difference between confidence and accuracy, with and without the temperature."""
-    calibration = found["calibration"]
-    error, bounds = calibration["ece"], interval(calibration["ece_interval"])
-    text = f"On average, confidence and accuracy differ by {100 * error:.1f} points"
-    if not is_measurable(error):
-        text = "No difference between confidence and accuracy could be measured"
-    text += f" (95% interval: {bounds})." if bounds else "."
-    text += " Chance alone makes the bins below differ, too: it has been subtracted."
-    if doubt := not_calibrated(found):
-        text = f"{doubt.capitalize()}."
-    before, temperature = calibration["ece_before"], calibration["temperature"]
-    if before is None or temperature is None or not is_scaled(temperature):
-        return text
-    text += f" The logits are divided by a temperature of {temperature:.2f}, which was fitted to "
-    text += "the validation images"
-    if more := calibration.get("cross_validated"):
-        text += f" and the cross-validated predictions for {count(more, 'training image')}"
-    shown = f"the difference was {100 * before:.1f} points"
-    if not is_measurable(before):
-        shown = "no difference could be measured"
-    return f"{text}." if doubt else f"{text}. Without it, {shown}."
 
 
 def _learning_section(run: Run) -> _Section | None:
@@ -459,17 +424,12 @@ def _learning_section(run: Run) -> _Section | None:
     bounds, last = [point["top1_interval"] for point in more["curve"]], measured[-1]
     extrapolated = (2 * last[0], last[1] + max(0.0, gain)) if gain is not None else None
     label = "Accuracy by number of training images"
-    outlook = messages.growth_sentence(more["gain_interval"])
-    if not outlook:
-        outlook = "These points do not show how much more images would help."
-        if all(b["top1"] <= a["top1"] for a, b in pairwise(more["curve"][-3:])):
-            outlook = "The curve has stopped rising."
-    exact = "An image is right if exactly its labels have a probability of at least 50%. "
+    gain_of_twice = messages.growth_sentence(more["gain_interval"])
+    is_flat = all(b["top1"] <= a["top1"] for a, b in pairwise(more["curve"][-3:]))
+    texts = {"images": scored_images(more), "growth": gain_of_twice}
     return _Section(
         title="Would more images help?",
-        text="The chart shows the cross-validated accuracy of heads fitted to subsets of the "
-        f"images. Every point was measured on the same {scored_images(more)}. "
-        f"{exact * run.several}{outlook}",
+        text=_text_of("learning", run, is_flat=is_flat, **texts),
         charts=[learning_chart(label, measured, extrapolated, bounds=bounds).markup()],
         columns=["training images", "accuracy", messages.INTERVAL],
         rows=[
