@@ -25,28 +25,18 @@ if TYPE_CHECKING:
 
 # colours of the pages in light and dark mode, named by meaning ------------------------------------
 
-LIGHT: Mapping[str, str] = {
-    "ground": "#ffffff",
-    "panel": "#f4f6f8",
-    "ink": "#1c2126",
-    "muted": "#535c66",
-    "line": "#cfd6dd",
-    "accent": "#0a58a8",
-    "second": "#a8470a",
-    "good": "#17692f",
-    "bad": "#b3261e",
+_COLOURS = {
+    "ground": ("#ffffff", "#101418"),
+    "panel": ("#f4f6f8", "#1a2026"),
+    "ink": ("#1c2126", "#e8ebee"),
+    "muted": ("#535c66", "#a7b0ba"),
+    "line": ("#cfd6dd", "#39434d"),
+    "accent": ("#0a58a8", "#74b3f5"),
+    "second": ("#a8470a", "#f2a36b"),
+    "good": ("#17692f", "#6fd08c"),
+    "bad": ("#b3261e", "#ff9086"),
 }
-DARK: Mapping[str, str] = {
-    "ground": "#101418",
-    "panel": "#1a2026",
-    "ink": "#e8ebee",
-    "muted": "#a7b0ba",
-    "line": "#39434d",
-    "accent": "#74b3f5",
-    "second": "#f2a36b",
-    "good": "#6fd08c",
-    "bad": "#ff9086",
-}
+LIGHT, DARK = ({name: both[i] for name, both in _COLOURS.items()} for i in (0, 1))
 
 SHADES = (13, 18, 24, 30, 36, 42)
 """Percentages of the colour in the shades behind the numbers of a matrix, which have the colour
