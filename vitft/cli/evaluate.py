@@ -33,8 +33,7 @@ from vitft.system.text import csv_line, interval, percent
 if TYPE_CHECKING:
     from vitft.data.image_table import Images
 
-_MOST_VALUES = 1000
-"""Maximum number of values of --by."""
+_MOST_VALUES = 1000  # maximum number of values of --by
 
 
 @Command(

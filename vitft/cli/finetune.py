@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from vitft.data.image_table import Images
     from vitft.metrics.results import Estimate, RunResults
 
-_ONE_LINE = 65
-"""Maximum number of characters of commands on one line."""
+_ONE_LINE = 65  # maximum number of characters of commands on one line
 _HEAD_ALONE: Mapping[str, frozenset[str]] = {
     "optim": STEP_SETTINGS | LBFGS_SETTINGS | {"solver"},
     "train": frozenset({"layers", "head_blocks", "views", "augment", "crop_scale"}),

@@ -22,8 +22,7 @@ from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.signals import Stopper
 from vitft.system.text import count, labelled, listing, shell_join, shell_quote
 
-_BUNDLED = "demo"
-"""Name of the default weights, which are bundled with vitft."""
+_BUNDLED = "demo"  # name of the default weights, which are bundled with vitft
 
 _MIN_PER_CLASS = 2
 """Number of images per class without which a class cannot be split into training and validation."""

@@ -16,8 +16,7 @@ from vitft.system.rundir import BASE
 from vitft.system.suggest import suggest
 from vitft.system.text import listing, shell_join
 
-_FEW_CHOICES = 10
-"""Most choices of an option that an error lists."""
+_FEW_CHOICES = 10  # most choices of an option that an error lists
 
 _FOREIGN = """
 --recipe: --config --cfg
@@ -283,8 +282,7 @@ _COMMANDS: dict[str, tuple["Command", _Run]] = {}
 class Command:
     """Decorator that declares the arguments of a command, or of an action of a command."""
 
-    name: str
-    """Such as `predict` or, for an action, `weights list`."""
+    name: str  # such as `predict` or, for an action, `weights list`
     options: str = ""
     """Arguments, one line each, under the titles of their sections:
 
@@ -300,17 +298,14 @@ class Command:
     The help follows after two spaces, `-` for none, and its further lines are indented.
     """
     _: KW_ONLY
-    help: str = ""
-    """Help of an action; that of a command is in `cli.guide`."""
+    help: str = ""  # help of an action; that of a command is in `cli.guide`
     description: str = ""
     epilog: str = ""
     usage: str = ""
-    exclusive: Sequence[str] = ()
-    """Options of which only one can be used."""
+    exclusive: Sequence[str] = ()  # options of which only one can be used
     changed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Properties for argparse by the name of the argument."""
-    settable: Collection[str] = ()
-    """Settings that `--set` accepts in place of an unknown option."""
+    settable: Collection[str] = ()  # settings that `--set` accepts in place of an unknown option
     defaults: Mapping[str, object] = field(default_factory=dict)
 
     def __call__(self, run: _Run) -> _Run:

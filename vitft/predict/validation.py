@@ -82,8 +82,7 @@ class HeldOut:
     """Whether each of these is right (m,), or whether each image has the label (m, C)."""
     label_probability: Floats
     """Probability (m,) of the true class of training images; none of a multi-label model."""
-    train_logits: ScoreArray
-    """Logits (m, C) of these images; none of a multi-label model."""
+    train_logits: ScoreArray  # logits (m, C) of these images; none of a multi-label model
     cross_validated: Mapping[str, str]  # cross-validated class of images by their SHA-256
 
     @classmethod

@@ -100,10 +100,8 @@ class LogHandler(logging.Handler):
     """Handler that prints log records to stderr, with control characters escaped."""
 
     is_silent = False
-    shown = logging.INFO
-    """Level from which records are shown."""
-    hidden = 0
-    """Number of notes that were not shown."""
+    shown = logging.INFO  # level from which records are shown
+    hidden = 0  # number of notes that were not shown
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record on one line; rich is imported only for a terminal."""
@@ -212,8 +210,7 @@ class Progress:
         self.skipped = 0
         self.metrics: dict[str, str] = {}
         self.started = self.printed = time.monotonic()
-        self.first: tuple[float, int] | None = None
-        """Time and units done after the first `advance`."""
+        self.first: tuple[float, int] | None = None  # time and units done after the first `advance`
         self.live = shows_notes() and _log_stream().isatty()
 
     def __enter__(self) -> "Progress":

@@ -68,8 +68,7 @@ def cache_folder(name: str) -> Path:
 # Without effect with other C libraries, or if malloc is configured in the environment.
 # Sources: mallopt(3), malloc_trim(3); measurements are in benchmarks/notebook/speed.md.
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Parameters of mallopt, as numbered in malloc.h."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt, as numbered in malloc.h
 _LARGEST_KEPT, _DEFAULT = 1 << 30, 1 << 25
 """Maximum size in bytes of a freed block that is kept: ours, and that of glibc itself, more than
 which older versions such as 2.33 do not allow."""

@@ -31,8 +31,7 @@ EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
     "wandb": ("wandb",),
 }
 """Mapping from each extra of vitft to the optional libraries that it installs."""
-_RUN_PIP = "run pip install"
-"""Beginning of a fix that installs packages."""
+_RUN_PIP = "run pip install"  # beginning of a fix that installs packages
 
 
 @functools.cache

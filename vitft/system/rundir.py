@@ -115,17 +115,13 @@ FILE_NAME = re.compile(
 class RunEnvironment(TypedDict):
     """Contents of environment.json."""
 
-    status: str
-    """`running`, `finished`, `interrupted`, `terminated`, `out of time` or `failed`."""
+    status: str  # `running`, `finished`, `interrupted`, `terminated`, `out of time` or `failed`
     device: str
-    precision: str
-    """`fp32`, `bf16` or `fp16`."""
+    precision: str  # `fp32`, `bf16` or `fp16`
     python: str
     system: str
-    packages: dict[str, str]
-    """Versions of packages, by name."""
-    processes: NotRequired[Natural]
-    """Number of processes that trained the model."""
+    packages: dict[str, str]  # versions of packages, by name
+    processes: NotRequired[Natural]  # number of processes that trained the model
     instructions: NotRequired[str]
     """Vector instructions of the CPU that torch uses, e.g. AVX512; empty on a GPU."""
     earlier: NotRequired[list[str]]
@@ -142,8 +138,7 @@ class RunDir:
     """Paths of a run's files, and methods to write them."""
 
     path: Path
-    writes: bool = True
-    """Whether this process writes files; only the main process of a job does."""
+    writes: bool = True  # whether this process writes files; only the main process of a job does
 
     @property
     def model(self) -> Path:
@@ -350,8 +345,7 @@ def read_environment(path: Path) -> RunEnvironment | None:
 
 # suggestions for the name of a run that does not exist --------------------------------------------
 
-_RUN_FILES = ("config.toml", MODEL)
-"""A folder with one of these files is a run."""
+_RUN_FILES = ("config.toml", MODEL)  # a folder with one of these files is a run
 
 
 def suggest_runs(run: str | os.PathLike[str], *, name: str = "run", otherwise: str) -> str:

@@ -57,8 +57,7 @@ class Stopper:
 
     def __init__(self, max_seconds: float = 0.0) -> None:
         self.deadline = time.monotonic() + max_seconds if max_seconds else float("inf")
-        self.exit_code: int | None = None
-        """Exit code for the signal received, if any."""
+        self.exit_code: int | None = None  # exit code for the signal received, if any
         self.depth = 0
         self.all_reduce_max: Callable[[int], int] = lambda request: request
         """Maximum over all processes of 0, or 1 + the exit code of one that must stop."""

@@ -20,8 +20,7 @@ import numpy as np
 from vitft.system.files import open_regular
 from vitft.system.structure import parse_json, structured
 
-_MAX_EXPANSION = 20
-"""Ratio of unpacked to packed size above which a large archive is rejected."""
+_MAX_EXPANSION = 20  # ratio of unpacked to packed size above which a large archive is rejected
 _SMALL_BYTES, _LARGEST_BYTES = 2**26, 16 * 2**30
 """Unpacked size in bytes up to which any ratio is accepted, and maximum unpacked size in bytes."""
 
@@ -100,8 +99,7 @@ class _SafetensorsHeader:
     tensors: Mapping[str, TensorFacts]
     offsets: Mapping[str, tuple[int, int]]
     """Begin and end of each tensor in bytes, from the end of the header."""
-    size: int
-    """Number of bytes before the tensors."""
+    size: int  # number of bytes before the tensors
 
 
 def read_header(path: Path) -> _SafetensorsHeader:

@@ -64,8 +64,7 @@ class ExportFormat(ABC):
     """A file format for a trained model, and the files written in it."""
 
     name: ClassVar[str]  # key of `EXPORT_FORMATS`
-    reads_last_block = False
-    """Whether this format requires a head that reads only the last block."""
+    reads_last_block = False  # whether this format requires a head that reads only the last block
     is_model = True  # whether the folder contains a model, which is described by a model card
     max_error = 1e-4
     """Maximum difference in a logit, relative to the larger of 1 and the largest logit."""
