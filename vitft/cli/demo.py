@@ -5,7 +5,6 @@ same, so the difference in accuracy shows the benefit of pretraining.
 """
 
 import argparse
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +18,6 @@ from vitft.system.errors import Stopped
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import RunDir
 from vitft.system.text import count, interval, labelled, percent
-
-log = logging.getLogger(__name__)
 
 
 @Command("demo")
@@ -41,7 +38,7 @@ def _demo_command(_: argparse.Namespace) -> int:
     done = []
     for settings in (random, config):  # in this order: the pretrained run becomes the latest run
         checked, listed, out = check_request(settings, None)
-        log.info(f"fine-tuning with --weights {checked.weights.name}")
+        output.note(f"fine-tuning with --weights {checked.weights.name}")
         done.append(run_finetuning(checked, out=out, folder=listed))
         if done[-1].interrupted:
             raise Stopped(done[-1].exit_code)

@@ -103,13 +103,10 @@ def choose_threshold(run: Path, precision: float, *, confidence: float | None = 
     held_out = _held_out(run)
     found = held_out.answers()
     answers = Answers.sorted(found.probability, found.correct, found.groups)
-    if confidence is None or precision == 1:
-        covered = smallest_cover(answers, precision)
-    elif not (covered := certain_cover(answers, precision, confidence)):
-        raise _not_certain(answers, precision, confidence)
-    if not covered:
-        raise _unreachable(answers, precision)
     guaranteed = None if confidence is None else (precision, confidence)
+    confidence = confidence if precision < 1 else None
+    if not (covered := _cover(answers, precision, confidence)):
+        raise _unreachable(answers, precision, confidence)
     images = held_out.in_words(len(answers.correct), answers.groups)
     return _threshold(answers, covered, images, guaranteed)
 
@@ -189,23 +186,34 @@ def needed_images(answers: Answers, precision: float) -> int | None:
     return round(math.ceil(images / unit - 0.05) * unit)
 
 
-def _unreachable(answers: Answers, precision: float) -> UsageError:
-    """Return the error for a precision that no threshold reaches."""
-    have = len(answers.probability)
-    lower = (p for p in _LOWER_PRECISIONS if p < precision and smallest_cover(answers, p))
-    reachable = next(lower, None)
+def _cover(answers: Answers, precision: float, confidence: float | None) -> int:
+    """Return the number of predictions at or above the smallest threshold, or 0 without one."""
+    if confidence is None:
+        return smallest_cover(answers, precision)
+    return certain_cover(answers, precision, confidence)
+
+
+def _unreachable(answers: Answers, precision: float, confidence: float | None) -> UsageError:
+    """Return the error for a precision that no threshold reaches, or not with this confidence."""
+    have, asked = len(answers.probability), requested_percent(precision)
     fix = "set the threshold directly, e.g. --threshold 0.8"
-    if reachable is not None:
-        fix = f"use --precision {reachable:g}, or {fix}"
-    if needed := needed_images(answers, precision):
-        return UsageError(
-            f"choosing a threshold for a precision of {requested_percent(precision)} needs about "
-            f"{needed:,} images, but this run has {have:,}",
-            fix=fix,
+    problem = f"no threshold reaches a precision of {asked}"
+    if confidence is not None:
+        fix = "remove --confidence"
+        what = f"a precision of {asked} with {requested_percent(confidence)} confidence"
+        few = "so few images" if answers.groups is None else "so few images and groups"
+        problem = f"the test of {what} fails: there are too many mistakes for {few}"
+        if have < (needed := _needed_certain(precision, confidence)):
+            problem = f"{what} needs at least {needed:,} held-out images, but this run has {have:,}"
+    elif about := needed_images(answers, precision):
+        problem = (
+            f"choosing a threshold for a precision of {asked} needs about {about:,} images, but "
+            f"this run has {have:,}"
         )
-    return UsageError(
-        f"no threshold reaches a precision of {requested_percent(precision)}", fix=fix
-    )
+    lower = (p for p in _LOWER_PRECISIONS if p < precision and _cover(answers, p, confidence))
+    if (reachable := next(lower, None)) is not None:
+        fix = f"use --precision {reachable:g}, or {fix}"
+    return UsageError(problem, fix=fix)
 
 
 # choice of a threshold whose precision is certain with a requested confidence ---------------------
@@ -250,24 +258,6 @@ def certain_cover(answers: Answers, precision: float, confidence: float) -> int:
 def _needed_certain(precision: float, confidence: float) -> int:
     """Return the smallest number of images that pass the test without a mistake."""
     return math.ceil(math.log(1 - confidence) / math.log(precision) - 1e-9)
-
-
-def _not_certain(answers: Answers, precision: float, confidence: float) -> UsageError:
-    """Return the error for a precision whose first test fails (see `certain_cover`)."""
-    needed, have = _needed_certain(precision, confidence), len(answers.probability)
-    lower = (p for p in _LOWER_PRECISIONS if p < precision)
-    reachable = next((p for p in lower if certain_cover(answers, p, confidence)), None)
-    fix = "remove --confidence"
-    if reachable is not None:
-        fix = f"use --precision {reachable:g}, or {fix}"
-    asked, sure = requested_percent(precision), requested_percent(confidence)
-    what = f"a precision of {asked} with {sure} confidence"
-    if have < needed:
-        return UsageError(
-            f"{what} needs at least {needed:,} held-out images, but this run has {have:,}", fix=fix
-        )
-    few = " for so few images" if answers.groups is None else " for so few images and groups"
-    return UsageError(f"the test of {what} fails: there are too many mistakes{few}", fix=fix)
 
 
 # choice of a threshold for each label of a multi-label model, given a requested precision ---------

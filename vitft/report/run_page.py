@@ -17,7 +17,6 @@ from vitft.data.images import describe_counts
 from vitft.data.transforms import describe_view
 from vitft.features.ood import TOO_HIGH, alarms_text, power_text
 from vitft.messages import results as messages
-from vitft.messages.results import budget_lines, chosen_layers, selected_epoch
 from vitft.metrics.intervals import Interval, sample_size
 from vitft.metrics.results import class_pair_counts, own_cross_validation
 from vitft.models.pretrained.catalog import weights_name
@@ -185,7 +184,8 @@ def cautions(run: Run) -> dict[str, Any]:
     notes = [messages.EXACT_LABELS] * run.several
     if run.measured.get("selected_on_validation"):
         planned = int(run.setting("optim", "epochs") or 0)
-        notes.append(messages.selection_note(selected_epoch(run.measured, run.layers, planned)))
+        epoch = messages.selected_epoch(run.measured, run.layers, planned)
+        notes.append(messages.selection_note(epoch))
     if (head := run.measured.get("head")) and head["last_block_top1"] is not None:
         notes.append(
             f"The head uses the last {head['blocks']} blocks. A head on only the last block, as in "
@@ -213,8 +213,8 @@ def _about(run: Run) -> list[str]:
     tried = list[str]()
     if budget := run.measured.get("budget"):
         tried = [f"the run had a time budget of {duration(budget['seconds'])}"]
-        tried += budget_lines(budget)
-        tried += [f"the run trained {chosen_layers(budget)}"] * bool(budget["chosen"])
+        tried += messages.budget_lines(budget)
+        tried += [f"the run trained {messages.chosen_layers(budget)}"] * bool(budget["chosen"])
     text = filled(
         "about.j2",
         **cautions(run),
