@@ -16,6 +16,7 @@ from tests.training.test_run import run_it
 from vitft.config import OptimSpec
 from vitft.explain import Method, explain, load_run_model
 from vitft.features import cross_validate, nearest_neighbours, solve_head, votes_outside_group
+from vitft.metrics import Outputs
 from vitft.predict import Predictor
 from vitft.training import Batch, Trainer
 
@@ -144,7 +145,9 @@ def test_a_head_is_solved_where_its_features_are(kind: str) -> None:
     def figures_of(x: torch.Tensor) -> list[torch.Tensor]:
         read = 24 if kind == "several blocks" else None
         head = solve_head(x, y, classes=4, balanced=False, seed=0, read=read)
-        scores = cross_validate(x, y, "abcd", method=head.method, balanced=False, seed=0)
+        scores = cross_validate(
+            x, y, Outputs.of("abcd"), method=head.method, balanced=False, seed=0
+        )
         assert scores is not None
         votes = nearest_neighbours(x, y, x[:30], classes=4)
         others = votes_outside_group(x, y, torch.arange(120) // 2, classes=4)

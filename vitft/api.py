@@ -368,7 +368,7 @@ class Trained:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.engine.classes
+        return self.engine.outputs.classes
 
     @property
     def thresholds(self) -> tuple[float, ...]:
@@ -376,7 +376,7 @@ class Trained:
 
         The tuple is empty for a model that gives each image exactly one class.
         """
-        return self.engine.thresholds
+        return self.engine.outputs.thresholds
 
     @property
     def transform(self) -> EvalTransform:

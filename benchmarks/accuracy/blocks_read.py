@@ -41,6 +41,7 @@ from vitft.metrics.calibration import (
     calibration_error,
     confidence_and_correctness,
 )
+from vitft.metrics.outputs import Outputs
 
 
 class Features(NamedTuple):
@@ -199,7 +200,7 @@ def temperature_factor(
 ) -> float:
     """Return the factor that calibrates cross-validated logits of the training images, or 1."""
     y, names = found.y[train], [str(label) for label in range(found.classes)]
-    scores = cross_validate(x, y, names, method=head.method, balanced=False, seed=seed)
+    scores = cross_validate(x, y, Outputs.of(names), method=head.method, balanced=False, seed=seed)
     return 1.0 if scores is None else tempered(scores[1].logits, y[scores[1].rows])[0]
 
 

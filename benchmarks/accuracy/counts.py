@@ -31,6 +31,7 @@ from vitft.features.head import cross_validate, solve_head
 from vitft.metrics.calibration import ScoredSet, calibrate_temperature, softmax
 from vitft.metrics.counts import LEVELS, adjusted_counts, confidence_levels, powered_counts
 from vitft.metrics.intervals import design_effect
+from vitft.metrics.outputs import Outputs
 
 Array = np.ndarray[Any, Any]
 SHARES = (0.01, 0.05, 0.2)
@@ -63,7 +64,13 @@ def halves(found: Features, group: Array, draw: int) -> Draw | None:
         x[train], found.y[train], classes=found.classes, balanced=False, seed=0, groups=ids
     )
     scored = cross_validate(
-        x[train], found.y[train], names, method=head.method, balanced=False, seed=0, groups=ids
+        x[train],
+        found.y[train],
+        Outputs.of(names),
+        method=head.method,
+        balanced=False,
+        seed=0,
+        groups=ids,
     )
     if scored is None:
         return None

@@ -40,6 +40,7 @@ from vitft.metrics.calibration import (
     confidence_and_correctness,
 )
 from vitft.metrics.classification import calibrated_metrics, classification_metrics
+from vitft.metrics.outputs import Outputs
 
 FRESH = 100_000
 RESAMPLES = 1000
@@ -88,7 +89,7 @@ WORLDS = (
 def confusion_of(logits: Tensor, labels: Tensor) -> np.ndarray[Any, Any]:
     """Return the confusion matrix by true class (row) and predicted class (column)."""
     names = [str(i) for i in range(logits.shape[1])]
-    return np.array(classification_metrics(logits, labels, names)["confusion"])
+    return np.array(classification_metrics(logits, labels, Outputs.of(names))["confusion"])
 
 
 def truths(logits: Tensor, labels: Tensor, prior: np.ndarray[Any, Any]) -> dict[str, Any]:
@@ -177,7 +178,7 @@ def simulate(world: World, splits: int, slow: int) -> None:
         )
         logits, labels = x[back] @ head.weight.T + head.bias, y[back]
         names = [str(i) for i in range(len(counts))]
-        figures = classification_metrics(logits, labels, names)
+        figures = classification_metrics(logits, labels, Outputs.of(names))
         temperature = calibrate_temperature(ScoredSet(logits.double().numpy(), labels.numpy()))
         if number < slow:
             figures |= calibrated_metrics(logits, labels, temperature)

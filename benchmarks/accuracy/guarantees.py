@@ -32,6 +32,7 @@ from vitft.metrics.calibration import (
     calibrate_temperature,
     softmax,
 )
+from vitft.metrics.outputs import Outputs
 from vitft.predict.sets import SetLimits
 from vitft.predict.threshold import Answers, certain_cover, smallest_cover
 
@@ -83,7 +84,13 @@ def as_a_run(found: Features, group: Array, rng: np.random.Generator, number: in
     names = [str(i) for i in range(found.classes)]
     units = group[rows] if len(group) > group.max() + 1 else None
     scored = cross_validate(
-        x[rows], y[rows], names, method=head.method, groups=ids[rows], units=units, **options
+        x[rows],
+        y[rows],
+        Outputs.of(names),
+        method=head.method,
+        groups=ids[rows],
+        units=units,
+        **options,
     )
     if scored is None:
         return None

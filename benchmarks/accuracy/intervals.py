@@ -38,6 +38,7 @@ from vitft.metrics.calibration import (
 )
 from vitft.metrics.classification import classification_metrics, probability_metrics
 from vitft.metrics.intervals import PairedDifference, accuracy_interval, mean_interval
+from vitft.metrics.outputs import Outputs
 
 CLASSES, LABELS = 6, 4
 PRIOR = np.array([0.3, 0.25, 0.2, 0.12, 0.08, 0.05])
@@ -82,7 +83,7 @@ def several(rng: np.random.Generator, term: Array) -> tuple[Array, Array]:
 def shown(logits: Array, other: Array, labels: Array, groups: Any, *, slow: bool) -> dict[str, Any]:
     """Return the intervals (lists, one per class where there are several) by name."""
     x, y = torch.from_numpy(logits), torch.from_numpy(labels)
-    found: Any = classification_metrics(x, y, [str(i) for i in range(CLASSES)], groups=groups)
+    found: Any = classification_metrics(x, y, Outputs.of(map(str, range(CLASSES))), groups=groups)
     rows = found["per_class"].values()
     conf, right = confidence_and_correctness(logits, labels)
     kept = conf >= SURE
@@ -112,7 +113,9 @@ def shown(logits: Array, other: Array, labels: Array, groups: Any, *, slow: bool
 
 def shown_labels(logits: Array, truth: Array, groups: Any) -> dict[str, Any]:
     x, y = torch.from_numpy(logits), torch.from_numpy(truth.astype(np.int64))
-    found: Any = classification_metrics(x, y, [str(i) for i in range(LABELS)], groups=groups)
+    found: Any = classification_metrics(
+        x, y, Outputs.of(map(str, range(LABELS)), several=True), groups=groups
+    )
     labels = found["labels"]
     return {
         "all labels right": [found["top1_interval"]],
@@ -129,7 +132,7 @@ def true_values(rng: np.random.Generator, spread: float) -> dict[str, Any]:
     term = rng.normal(0, spread, FRESH)
     logits, _, labels = classes(rng, term)
     x, y = torch.from_numpy(logits), torch.from_numpy(labels)
-    found: Any = classification_metrics(x, y, [str(i) for i in range(CLASSES)])
+    found: Any = classification_metrics(x, y, Outputs.of(map(str, range(CLASSES))))
     rows = found["per_class"].values()
     conf, right = confidence_and_correctness(logits, labels)
     kept = conf >= SURE
@@ -137,7 +140,7 @@ def true_values(rng: np.random.Generator, spread: float) -> dict[str, Any]:
     many: Any = classification_metrics(
         torch.from_numpy(scores),
         torch.from_numpy(truth.astype(np.int64)),
-        [str(i) for i in range(LABELS)],
+        Outputs.of(map(str, range(LABELS)), several=True),
     )
     of_labels = many["labels"]
     return {
@@ -261,7 +264,7 @@ def real(data: Path, weights: str, images: list[int], draws: int, clips: int) ->
                 np.concatenate([np.flatnonzero(chosen & ~held), np.flatnonzero(held)])
             )
             scored = cross_validate(
-                x[rows], y[rows], [str(i) for i in range(found.classes)], method=head.method,
+                x[rows], y[rows], Outputs.of(map(str, range(found.classes))), method=head.method,
                 balanced=False, seed=0, groups=ids[rows],
                 units=None if units is None else units[rows.numpy()],
             )  # fmt: skip

@@ -38,6 +38,7 @@ from benchmarks.folders import merge_splits
 from vitft.features.head import PENALTIES, SolvedHead, cross_validate, solve_head, tempered
 from vitft.features.logistic import Standardizer, rough_fit
 from vitft.metrics.intervals import accuracy_interval
+from vitft.metrics.outputs import Outputs
 
 ORDERS = ("at random", "frequencies", "appearance", "file numbers")
 FOLDS, TREND = 5, 1.0
@@ -109,7 +110,7 @@ def draw(
         return None
     random, timed = solve(found, shuffled[held:]), solve(found, data[:-held])
     scored = cross_validate(
-        found.x[shuffled, : found.read], found.y[shuffled], [str(i) for i in range(found.classes)],
+        found.x[shuffled, : found.read], found.y[shuffled], Outputs.of(map(str, range(found.classes))),
         method=random.method, balanced=False, seed=0,
     )  # fmt: skip
     if scored is None:

@@ -22,6 +22,7 @@ import torch
 from benchmarks.accuracy.blocks_read import Features, extract
 from benchmarks.folders import merge_splits
 from vitft.features.head import cross_validate, solve_head, tempered
+from vitft.metrics.outputs import Outputs
 
 SIZES = (1, 2, 5, 20)
 COLUMNS = ("recall", "taken for one", "probability on own", "on others", "other classes right")
@@ -38,7 +39,7 @@ def draw(found: Features, rare: Any, few: int, most: int, rng: Any) -> tuple[flo
     x, y = found.x[train], found.y[train]
     head = solve_head(x, y, classes=found.classes, l2=0, balanced=False, seed=0, read=found.read)
     names = [str(c) for c in range(found.classes)]
-    scored = cross_validate(x, y, names, method=head.method, balanced=False, seed=0)
+    scored = cross_validate(x, y, Outputs.of(names), method=head.method, balanced=False, seed=0)
     assert scored is not None
     seen, logits = scored[1]
     factor = tempered(logits, y[seen])[0]

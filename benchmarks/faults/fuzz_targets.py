@@ -336,9 +336,9 @@ class Cards:
         from vitft.predict.postprocess import Postprocess
 
         scores = engine.scores(engine.view(self.picture, "x.png")[None])
-        (found,) = Postprocess(classes=engine.classes, top_k=10**6)(["x"], scores)
+        (found,) = Postprocess(outputs=engine.outputs, top_k=10**6)(["x"], scores)
         named = dict(zip(found.classes, found.probabilities, strict=True))
-        return [named[name] for name in engine.classes]
+        return [named[name] for name in engine.outputs.classes]
 
 
 def small_runs(home: Path) -> None:

@@ -36,6 +36,7 @@ from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.cut import Prefix, cut_model, run_prefix
 from vitft.features.extract import Extractor, batch_size, blocks_to_read, inspect_dataset
 from vitft.features.head import cross_validate, solve_head
+from vitft.metrics.outputs import Outputs
 from vitft.models.registry import create_model
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
@@ -116,7 +117,7 @@ def fit_seconds(x: torch.Tensor, y: torch.Tensor, read: int) -> float:
     """Return the processor seconds to choose, fit and cross-validate a head, as a run does."""
     begun = cpu_seconds()
     solved = solve_head(x, y, classes=5, l2=0.0, balanced=False, seed=0, read=read)
-    cross_validate(x, y, list("abcde"), method=solved.method, balanced=False, seed=0)
+    cross_validate(x, y, Outputs.of("abcde"), method=solved.method, balanced=False, seed=0)
     return cpu_seconds() - begun
 
 

@@ -133,7 +133,7 @@ def ours(home: Path, folder: Path, precision: str) -> Measured:
     engine = in_onnxruntime(home, predictor) if precision == "int8" else predictor
     with (home / f"rows-{precision}.jsonl").open("w") as file:
         watch, tally = Stopwatch(), Tally()
-        pipeline = Pipeline(engine, Postprocess(classes=predictor.classes))
+        pipeline = Pipeline(engine, Postprocess(outputs=predictor.outputs))
         rows = tally.counting(pipeline.predict(sources([str(folder)])))
         file.writelines(f"{line}\n" for line in text_lines(RowFormat("jsonl"), rows))
     return watch.passed(), tally.rows

@@ -21,6 +21,7 @@ from vitft.features.label_errors import out_of_fold_logits
 from vitft.features.neighbours import nearest_neighbours, votes_outside_group
 from vitft.metrics.calibration import ScoredSet, calibrate_temperature
 from vitft.metrics.classification import classification_metrics
+from vitft.metrics.outputs import Outputs
 
 WIDTH = 192
 
@@ -72,7 +73,7 @@ def temperature(images: int, classes: int) -> None:
 
 def metrics(images: int, classes: int) -> None:
     values, y = logits(images, classes)
-    classification_metrics(values, y, [str(i) for i in range(classes)])
+    classification_metrics(values, y, Outputs.of(map(str, range(classes))))
 
 
 STAGES: dict[str, Callable[[int, int], None]] = {

@@ -103,7 +103,7 @@ def served(
 ) -> Iterator[AppClient]:
     """Serve a run or an export as `vitft serve` does."""
     engine = open_engine(run, "cpu")
-    top_k = len(engine.classes)
+    top_k = len(engine.outputs.classes)
     postprocess = replace(Postprocess.for_run(run, engine, top_k=top_k), threshold=threshold)
     queue = BatchQueue(engine, postprocess, limits or ServeLimits())
     with AppClient(make_app(queue, access_for("127.0.0.1", ["flowers.example"]))) as client:

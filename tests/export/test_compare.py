@@ -8,7 +8,7 @@ import pytest
 
 from tests.export.test_card import compared
 from vitft.export import ExportComparison
-from vitft.metrics import wilson_interval
+from vitft.metrics import Outputs, wilson_interval
 from vitft.system import RunError
 
 
@@ -20,7 +20,8 @@ def log(logits: Any, *seconds: float) -> tuple[list[Any], list[float]]:
 
 def row_of(after: Any, before: Any, labels: list[Any], **options: Any) -> Any:
     logs = log(after, 0.1, 0.2, 0.7), log(before, 0.5, 0.25, 0.125)
-    return ExportComparison.of("timm", "timm 1", *logs, labels, 9, **options)
+    outputs = Outputs.of("abc")
+    return ExportComparison.of("timm", "timm 1", *logs, labels, 9, outputs=outputs, **options)
 
 
 BEFORE = [[1.0, 0, 0], [0, -4, 0.5], [0, 0, 2], [3, 0, 0]]

@@ -16,6 +16,7 @@ from vitft.features import (
     solve_head,
     stratified_folds,
 )
+from vitft.metrics import Outputs
 
 
 def right_at(*errors: float, images: int) -> Any:
@@ -63,7 +64,7 @@ def test_every_image_is_scored_by_a_head_that_was_not_fitted_to_it() -> None:
     x, y = torch.randn(120, 60, generator=generator), torch.arange(3).repeat(40)
 
     found = cross_validate(
-        x, y, ["a", "b", "c"], method=HeadMethod(l2=1e-4, read=60), balanced=False, seed=0
+        x, y, Outputs.of("abc"), method=HeadMethod(l2=1e-4, read=60), balanced=False, seed=0
     )
 
     assert found is not None
@@ -102,7 +103,8 @@ def test_balanced_classes_count_the_same_in_cross_validation() -> None:
     method = HeadMethod(l2=0.01, read=2)
 
     plain, fair = (
-        cross_validate(x, y, "ab", method=method, balanced=b, seed=0) for b in (False, True)
+        cross_validate(x, y, Outputs.of("ab"), method=method, balanced=b, seed=0)
+        for b in (False, True)
     )
 
     assert plain is not None
@@ -122,7 +124,7 @@ def test_no_head_is_fitted_to_images_that_are_apart() -> None:
     method = HeadMethod(l2=0.1, read=8)
 
     near, far = (
-        cross_validate(v, y, "abc", method=method, balanced=False, seed=0, apart=apart)
+        cross_validate(v, y, Outputs.of("abc"), method=method, balanced=False, seed=0, apart=apart)
         for v in (x, shown)
     )
 
@@ -195,7 +197,13 @@ def test_a_class_in_one_group_is_known_to_every_head_but_not_counted() -> None:
     x[40] = centres[0]  # as if it was an image of the first class
 
     scores = cross_validate(
-        x, y, "abc", method=HeadMethod(l2=0.01, read=2), balanced=False, seed=0, groups=groups
+        x,
+        y,
+        Outputs.of("abc"),
+        method=HeadMethod(l2=0.01, read=2),
+        balanced=False,
+        seed=0,
+        groups=groups,
     )
 
     assert scores is not None

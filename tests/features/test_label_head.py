@@ -15,6 +15,7 @@ from vitft.features import (
     solve_logistic,
     stratified_folds,
 )
+from vitft.metrics import Outputs
 
 
 def features(images: int = 300, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -66,7 +67,12 @@ def test_cross_validation_scores_every_image_by_heads_not_fitted_to_it() -> None
     x, y = features()
 
     found: Any = cross_validate(
-        x, y, ("a", "b", "c"), method=HeadMethod(l2=(0.1, 0.1, 0.1), read=8), balanced=False, seed=0
+        x,
+        y,
+        Outputs.of("abc", several=True),
+        method=HeadMethod(l2=(0.1, 0.1, 0.1), read=8),
+        balanced=False,
+        seed=0,
     )
 
     results, (_, logits) = found

@@ -24,6 +24,7 @@ from vitft.features import (
     solve_head,
     tempered,
 )
+from vitft.metrics import Outputs
 
 READ = 6
 LAST_BLOCK, SEVERAL_BLOCKS, MIXTURE = "last block", "several blocks", "mixture"
@@ -98,9 +99,9 @@ def test_cross_validation_scores_the_head_that_reads_several_blocks() -> None:
     x, y = blocks(last=0.5, earlier=3.0)
     head = solve(x, y)
 
-    found = cross_validate(x, y, NAMES, method=head.method, balanced=False, seed=0)
+    found = cross_validate(x, y, Outputs.of(NAMES), method=head.method, balanced=False, seed=0)
     plain = HeadMethod(l2=head.l2, read=READ)
-    last = cross_validate(x, y, NAMES, method=plain, balanced=False, seed=0)
+    last = cross_validate(x, y, Outputs.of(NAMES), method=plain, balanced=False, seed=0)
 
     assert found is not None
     assert last is not None

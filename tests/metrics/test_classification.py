@@ -15,6 +15,7 @@ from sklearn.metrics import (
 
 from vitft.metrics import (
     FittedTemperature,
+    Outputs,
     TrainingLoss,
     calibrated_metrics,
     class_pair_counts,
@@ -38,7 +39,7 @@ def some(images: int = 90, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor
 def test_rows_of_the_confusion_are_true_classes() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0]])
 
-    found = classification_metrics(logits, torch.tensor([0, 0, 2]), ["a", "b", "c"])
+    found = classification_metrics(logits, torch.tensor([0, 0, 2]), Outputs.of("abc"))
 
     assert found["confusion"] == [[1, 0, 1], [0, 0, 0], [0, 0, 1]]
 
@@ -48,7 +49,7 @@ def test_metrics_equal_those_of_scikit_learn() -> None:
     names = [str(i) for i in range(7)]
     named = logits.argmax(dim=-1)
 
-    figures: Mapping[str, Any] = classification_metrics(logits, labels, names)
+    figures: Mapping[str, Any] = classification_metrics(logits, labels, Outputs.of(names))
 
     table = precision_recall_fscore_support(labels, named, labels=range(7))
     for name, column in zip(("precision", "recall", "f1"), table, strict=False):
@@ -65,7 +66,7 @@ def test_metrics_equal_those_of_scikit_learn() -> None:
 
 @pytest.mark.parametrize(("classes", "is_measured"), [(5, False), (6, True)])
 def test_the_top_five_are_counted_from_six_classes_on(classes: int, is_measured: bool) -> None:
-    figures = classification_metrics(*some(classes=classes), [str(i) for i in range(classes)])
+    figures = classification_metrics(*some(classes=classes), Outputs.of(map(str, range(classes))))
 
     assert (figures["top5"] is not None) == is_measured
 
@@ -74,7 +75,7 @@ def test_every_metric_lies_in_its_interval() -> None:
     logits, labels = some()
     temperature = FittedTemperature(value=1.5, held_out=np.full(90, 1.5))
     figures: Mapping[str, Any] = {
-        **classification_metrics(logits, labels, [str(i) for i in range(7)]),
+        **classification_metrics(logits, labels, Outputs.of(map(str, range(7)))),
         **calibrated_metrics(logits, labels, temperature),
     }
 
@@ -94,7 +95,7 @@ def test_every_metric_lies_in_its_interval() -> None:
 
 def test_what_is_undefined_is_none() -> None:
     figures = classification_metrics(
-        torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0]), ["a", "b", "c"]
+        torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0]), Outputs.of("abc")
     )
 
     empty: dict[str, Any] = {**figures["per_class"]["b"]}
@@ -107,7 +108,7 @@ def test_what_is_undefined_is_none() -> None:
 
 def test_a_class_never_predicted_has_no_precision_and_an_f1_of_zero() -> None:
     figures = classification_metrics(
-        torch.tensor([[1.0, 0.0]] * 2), torch.tensor([0, 1]), ["cat", "dog"]
+        torch.tensor([[1.0, 0.0]] * 2), torch.tensor([0, 1]), Outputs.of(["cat", "dog"])
     )
 
     dog = figures["per_class"]["dog"]
@@ -146,7 +147,7 @@ def test_the_confusion_matrix_of_up_to_a_thousand_classes_is_a_table(
     logits[0, 5] = logits[1, last] = 1
 
     names = [str(i) for i in range(classes)]
-    found = classification_metrics(logits, torch.tensor([0, last]), names)
+    found = classification_metrics(logits, torch.tensor([0, last]), Outputs.of(names))
 
     assert bool(found["confusion"]) == is_dense
     assert ("confused_pairs" in found) != is_dense

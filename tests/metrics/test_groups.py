@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vitft.metrics import (
+    Outputs,
     accuracy_interval,
     classification_metrics,
     design_effect,
@@ -118,9 +119,12 @@ def test_every_interval_of_the_results_is_wider_with_groups() -> None:
     logits[np.arange(240), labels] += 2 + shift
     x, y, names = torch.from_numpy(logits), torch.from_numpy(labels), [*"abcdefg"]
 
-    alone: Any = {**classification_metrics(x, y, names), **probability_metrics(logits, y)}
+    alone: Any = {
+        **classification_metrics(x, y, Outputs.of(names)),
+        **probability_metrics(logits, y),
+    }
     grouped: Any = {
-        **classification_metrics(x, y, names, groups=groups),
+        **classification_metrics(x, y, Outputs.of(names), groups=groups),
         **probability_metrics(logits, y, groups=groups),
     }
 
@@ -166,10 +170,10 @@ def test_intervals_of_several_labels_count_groups() -> None:
     groups = np.repeat(np.arange(10), 20)
     scores = random.normal(0, 1, (200, 3)) + truth * (2 + random.normal(0, 1.5, 10))[groups, None]
 
-    at_one: Any = {"classes": "abc", "thresholds": 1 / (1 + math.exp(-1))}  # of logits
+    at_one = Outputs(classes=("a", "b", "c"), thresholds=(1 / (1 + math.exp(-1)),) * 3)  # of logits
     x, y = torch.from_numpy(scores), torch.from_numpy(truth)
-    alone = classification_metrics(x, y, **at_one)["labels"]
-    grouped = classification_metrics(x, y, groups=groups, **at_one)["labels"]
+    alone = classification_metrics(x, y, at_one)["labels"]
+    grouped = classification_metrics(x, y, at_one, groups=groups)["labels"]
 
     for name in ("map", "micro_f1", "macro_f1"):
         low, high = grouped[f"{name}_interval"]  # type: ignore[literal-required]

@@ -8,6 +8,7 @@ import torch
 
 from vitft.metrics import (
     Metrics,
+    Outputs,
     ScoredSet,
     TrainingLoss,
     are_right,
@@ -38,7 +39,8 @@ def scored(images: int = 200, labels: int = 3, seed: int = 0) -> tuple[Array, Ar
 
 
 def measured(logits: Array, truth: Array, names: str = "abc") -> Metrics:
-    return classification_metrics(torch.from_numpy(logits), torch.from_numpy(truth), names)
+    outputs = Outputs.of(names, several=True)
+    return classification_metrics(torch.from_numpy(logits), torch.from_numpy(truth), outputs)
 
 
 @pytest.mark.parametrize("digits", [0, 9])  # with 0, many scores are equal

@@ -106,7 +106,7 @@ def test_an_export_of_every_family_is_opened_by_timm_or_refused(name: str, tmp_p
     form.write(tmp_path)
     opened = form.open(tmp_path)
 
-    assert opened.classes == ("a", "b", "c")
+    assert opened.outputs.classes == ("a", "b", "c")
     assert opened.logits(images.numpy()) == pytest.approx(ours(images).numpy(), abs=1e-5)
     again, _ = load_pretrained(tmp_path)
     assert torch.allclose(again(images), ours(images), atol=1e-5)

@@ -14,7 +14,7 @@ from tests.training.test_run import run_it
 from vitft.cli.main import main
 from vitft.data import draw_demo, find_labelled
 from vitft.messages import class_table
-from vitft.metrics import classification_metrics
+from vitft.metrics import Outputs, classification_metrics
 from vitft.predict import evaluate
 
 
@@ -39,7 +39,7 @@ def test_of_many_classes_those_of_lowest_recall_are_listed() -> None:
     labels = torch.arange(40)
     logits = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
     logits[5:15, 5:15] += 100 * torch.eye(10)
-    found = classification_metrics(logits, labels, [f"class{i}" for i in range(40)])
+    found = classification_metrics(logits, labels, Outputs.of(f"class{i}" for i in range(40)))
 
     headings, rows = class_table(found, details=False)
 

@@ -201,7 +201,7 @@ def test_8_bit_graphs_and_those_for_transformers_js_have_a_digest_too(
     folder = export_run(str(run), plan_export([form], str(tmp_path / "x"), images=6)).folder
 
     for path in folder.rglob("*.onnx"):
-        assert OnnxEngine(path).classes == ("blue", "green", "red")
+        assert OnnxEngine(path).outputs.classes == ("blue", "green", "red")
         props = {entry.key for entry in onnx.load(path).metadata_props}
         assert props == {"vitft", "vitft.sha256"}
         content = bytearray(path.read_bytes())

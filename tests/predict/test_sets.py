@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vitft.metrics import Outputs
 from vitft.predict import Marks, Postprocess, Scores, SetLimits
 from vitft.system import RunDir, RunError, write_json
 
@@ -76,7 +77,7 @@ def test_every_class_has_the_coverage_over_draws() -> None:
 
 def test_sets_contain_the_most_probable_class_and_all_above_their_limits() -> None:
     logits = np.log(np.array([[0.3, 0.2, 0.5], [0.34, 0.36, 0.3], [0.05, 0.9, 0.05]], np.float32))
-    postprocess = Postprocess(classes=("a", "b", "c"), set_limits=(0.25, 0.95, 0.4))
+    postprocess = Postprocess(outputs=Outputs.of("abc"), set_limits=(0.25, 0.95, 0.4))
 
     found = postprocess(["1", "2", "3"], Scores(logits))
 
@@ -95,7 +96,7 @@ def test_the_probabilities_of_true_classes_belong_to_a_run(tmp_path: Path) -> No
         "train_label_probability": np.full(5, 0.9),
     }
     RunDir(tmp_path).write_arrays("validation.npz", **arrays)
-    postprocess = Postprocess(classes=("cat", "dog"))
+    postprocess = Postprocess(outputs=Outputs.of(("cat", "dog")))
 
     with pytest.raises(RunError, match=r"does not belong to split\.csv"):
         postprocess.marking(Marks(coverage=0.9), tmp_path)

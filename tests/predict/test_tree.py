@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitft.metrics import softmax
+from vitft.metrics import Outputs, softmax
 from vitft.predict import ClassTree, Marks, Postprocess, Scores, level_covers
 from vitft.system import RunDir, RunError, write_json
 
@@ -43,7 +43,7 @@ def test_the_answer_is_the_lowest_node_that_reaches_the_threshold_of_its_level(
     tree: ClassTree, probabilities: list[float], level: int, name: str, probability: float
 ) -> None:
     tree = replace(tree, thresholds=(0.79, 0.75, 0.89))
-    postprocess = Postprocess(classes=CLASSES, threshold=0.89, tree=tree)
+    postprocess = Postprocess(outputs=Outputs.of(CLASSES), threshold=0.89, tree=tree)
 
     logits = np.log(np.maximum(probabilities, 1e-30), dtype=np.float32)[None]
     (found,) = postprocess([""], Scores(logits))
@@ -109,7 +109,7 @@ def test_each_level_has_a_threshold_from_validation_and_cross_validated_images(
     marks = Marks(precision=0.9, tree=str(tmp_path / "tree.csv"))
 
     with caplog.at_level(logging.INFO):
-        found = Postprocess(classes=CLASSES).marking(marks, run)
+        found = Postprocess(outputs=Outputs.of(CLASSES)).marking(marks, run)
 
     assert found.tree is not None
     top, pets, cats = found.tree.thresholds
@@ -131,4 +131,4 @@ def test_thresholds_need_the_logits_of_all_held_out_images(tmp_path: Path, tree:
     marks = Marks(precision=0.9, tree=str(tmp_path / "tree.csv"))
 
     with pytest.raises(RunError, match="has no logits of its cross-validated images"):
-        Postprocess(classes=CLASSES).marking(marks, run)
+        Postprocess(outputs=Outputs.of(CLASSES)).marking(marks, run)

@@ -24,7 +24,7 @@ def client() -> Iterator[Client]:
     predictor = make_predictor()
     accuracy = {"value": 0.9, "interval": [0.8, 0.95], "images": 40, "kind": "validation"}
     run = Results.from_json({"name": NAME, "headline": accuracy})
-    with serving(predictor, postprocess=Postprocess(classes=predictor.classes, run=run)) as found:
+    with serving(predictor, postprocess=Postprocess(outputs=predictor.outputs, run=run)) as found:
         yield found
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from tests.conftest import tiny
 from tests.support.serving import TIMEOUT_S, Client, serving
 from vitft.data import EvalTransform
+from vitft.metrics import Outputs
 from vitft.models import Card, VisionTransformer
 from vitft.predict import Postprocess, Predictor, Scores
 from vitft.serve import BatchQueue, ServeLimits, access_for
@@ -115,7 +116,7 @@ def test_queued_images_are_predicted_in_one_batch() -> None:
     assert isinstance(slow, SlowPredictor)
 
     async def ask_six() -> None:
-        queue = BatchQueue(slow, Postprocess(classes=CLASSES), ServeLimits())
+        queue = BatchQueue(slow, Postprocess(outputs=Outputs.of(CLASSES)), ServeLimits())
         work = asyncio.create_task(queue.serve())
         await asyncio.sleep(0)
         first = asyncio.create_task(queue.predict(png(0), "", 1))

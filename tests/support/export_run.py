@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 
 from tests.conftest import tiny
 from vitft.data import EvalTransform, Images, Row
-from vitft.metrics import classification_metrics
+from vitft.metrics import Outputs, classification_metrics
 from vitft.models import (
     Card,
     Provenance,
@@ -85,7 +85,7 @@ def figures(classes: Sequence[str]) -> dict[str, Any]:
     truth = torch.arange(size).repeat_interleave(2)
     logits = one_hot((truth + torch.tensor([0, 1] * size)) % size, size).float()
     return {
-        **classification_metrics(logits, truth, classes),
+        **classification_metrics(logits, truth, Outputs.of(classes)),
         "epochs": 3,
         "best_epoch": 2,
         "selected_on_validation": True,

@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from vitft.config import config_from_table, to_toml
 from vitft.data import EvalTransform, Images, Row
-from vitft.metrics import classification_metrics
+from vitft.metrics import Outputs, classification_metrics
 from vitft.models import Card, ViTConfig
 from vitft.predict import read_split, thumb_name
 from vitft.system import RunDir
@@ -122,7 +122,9 @@ EPOCHS = [
 def figures(logits: Any, truth: Any, classes: Sequence[str]) -> dict[str, Any]:
     """What evaluate writes, of the parts that pages read."""
     return {
-        **classification_metrics(torch.from_numpy(logits), torch.from_numpy(truth), classes),
+        **classification_metrics(
+            torch.from_numpy(logits), torch.from_numpy(truth), Outputs.of(classes)
+        ),
         "loss_interval": [0.4, 0.6],
         "l2": 0.1,
         "best_epoch": 1,

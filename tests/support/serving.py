@@ -150,7 +150,7 @@ def serving(
 ) -> Iterator[Client]:
     """Run a server in a thread and stop it at the end."""
     limits = limits or ServeLimits()
-    postprocess = postprocess or Postprocess(classes=engine.classes, top_k=99)
+    postprocess = postprocess or Postprocess(outputs=engine.outputs, top_k=99)
     with listen("127.0.0.1", 0) as bound:
         queue = BatchQueue(engine, postprocess, limits)
         server = make_server(make_app(queue, access_for("127.0.0.1", hosts)), limits)

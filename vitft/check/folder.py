@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vitft.config.run import Config, checked_run_config
-from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
 from vitft.data.duplicates import IndexPair, quality_remarks
 from vitft.data.fixes import Fix, apply_fixes, merge_fixes, propose_fixes, read_fixes
@@ -202,8 +201,7 @@ def _apply_former_fixes(
     """Return the folder with the fixes of `spec` applied, and these fixes (see `check_folder`)."""
     if not spec.fixes:
         return folder, ()
-    if folder.labels:
-        raise one_class_only("--fixes")
+    folder.outputs.require_one_class("--fixes")
     try:
         fixed, applied = apply_fixes(folder, spec, warn=True)
         return fixed, read_fixes(Path(applied.fixes), applied.fixes_digest)
@@ -396,7 +394,7 @@ def write_check_page(
         classes=folder.classes,
         images=folder,
         thumbnail=lambda path: thumbnails.get(path, ""),
-        several=bool(folder.labels),
+        several=folder.outputs.several,
         steps=[(f"{refused}Train with the table. {OTHER_PATH}", f"{command} --fixes {DOWNLOADED}")],
     )
     if decisions is None:
@@ -411,7 +409,7 @@ def write_check_page(
         "decisions": decisions,
         "labels_checked": result.labels_checked,
         "num_classes": len(folder.labels or {file.label for file in folder.rows}),
-        "several": bool(folder.labels),
+        "several": folder.outputs.several,
         "note": note,
     }
     with writing(out):

@@ -53,8 +53,8 @@ def _fetch_data(args: argparse.Namespace) -> int:
     folder = fetch_folder(url, target, sha256=(sha256 or digest).lower(), limits=limits)
     for text in folder.notes:
         output.note(text)
-    classes = count(len(folder.classes), "class", "classes")
-    output.result(f"{folder.root}: {count(len(folder.rows), 'image')} in {classes}")
+    images = count(len(folder.rows), "image")
+    output.result(f"{folder.root}: {images} {folder.outputs.scope}")
     command = f"vitft finetune --data {shell_quote(str(folder.root))} --weights NAME"
     output.note(labelled("Next", command))
     return 0

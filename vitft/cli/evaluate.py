@@ -2,7 +2,7 @@
 
 import argparse
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,14 +14,14 @@ from vitft.cli.table_settings import TABLE_SETTINGS, with_table_settings
 from vitft.config.sections import DataSpec
 from vitft.data.groups import with_group_by
 from vitft.data.table import is_table
-from vitft.messages.results import (
-    CLASS_METRICS,
+from vitft.messages.evaluation import (
     by_table,
     class_table,
     evaluation_details,
     evaluation_rows,
+    long_table,
 )
-from vitft.metrics.results import class_pair_counts
+from vitft.metrics.results import Results, class_pair_counts
 from vitft.predict.request import Marks
 from vitft.system import console
 from vitft.system.console import stdout, visible
@@ -102,7 +102,7 @@ def _evaluate_command(args: argparse.Namespace) -> int:
     if args.format == "json":
         output.as_json(done.results)
     elif args.format == "csv":
-        for row in _long_table(done.results):
+        for row in long_table(done.results):
             output.exact(csv_line(row))
     else:
         _print_evaluation(done.results)
@@ -149,42 +149,11 @@ def _values_by_path(data: "Images", column: str) -> dict[str, str]:
     return dict(zip(data.column("path"), found, strict=True))
 
 
-def _long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
-    """Yield rows: a header, then the overall and per-class metrics; undefined values are empty."""
-    several, kept = results.get("labels") or {}, results.get("kept") or {}
-    by_group, by = results.get("by_group") or {}, results.get("by") or {"values": {}}
-    two = results.get("two_classes") or {"classes": {}}
-    groups: list[tuple[str, str, Mapping[str, Any], Sequence[str]]] = [
-        ("", "", results, ("images", "top1", "top5", "balanced", "loss")),
-        ("", "", several, ("map", "macro_f1", "micro_f1") if "map" in several else ()),
-        ("", "", kept, ("threshold",)),
-        ("kept_", "", kept, ("images", "fraction", "top1")),
-        ("", "", results["calibration"], ("ece", "ece_before")),
-        ("group_", "", by_group, ("groups", "several", "ungrouped", "top1", "confidence")),
-        ("", "", two, ("auroc", "specificity") if "auroc" in two else ()),
-    ]
-    for label, row in results["per_class"].items():
-        groups.append(("", label, row, ("images", *CLASS_METRICS)))
-        groups.append(("", label, several.get("per_label", {}).get(label, {}), ("ap",)))
-        groups.append(("", label, two["classes"].get(label, {}), ("ap", "sensitivity")))
-    for row in results.get("levels") or ():
-        name, kept = str(row["level"]), row["kept"] or {}
-        groups.append(("level_", name, row, ("classes", "top1")))
-        groups.append(("level_kept_", name, kept, ("threshold", "images", "fraction", "top1")))
-    for value, row in by["values"].items():
-        groups.append(("by_", value, row, ("images", "top1", "difference", "p_holm")))
-    yield "figure", "class", "value", "low", "high"
-    for prefix, label, found, names in groups:
-        for name in names if found else ():
-            bounds = found.get(f"{name}_interval") or ("", "")
-            yield f"{prefix}{name}", label, "" if found[name] is None else found[name], *bounds
-
-
 def _print_evaluation(found: Mapping[str, Any]) -> None:
     """Print the accuracy, a table of the classes and, with -v, all other metrics."""
-    details = console.shows_details()
-    output.rows(evaluation_rows(found), strong="Accuracy")
-    for line in evaluation_details(found):
+    details, results = console.shows_details(), Results.of_evaluation(found)
+    output.rows(evaluation_rows(results, found), strong="Accuracy")
+    for line in evaluation_details(results, found):
         output.detail(line)
     output.result("")
     headings, rows = class_table(found, details=details)

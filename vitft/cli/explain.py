@@ -126,9 +126,9 @@ def _draw_images(
     from vitft.explain.explainer import Explainer, class_index
     from vitft.predict.postprocess import Postprocess
 
-    target = None if args.about is None else class_index(args.about, model.classes)
-    postprocess = Postprocess(classes=model.classes)
-    if args.weights is None and model.classes:
+    target = None if args.about is None else class_index(args.about, model.outputs.classes)
+    postprocess = Postprocess(outputs=model.outputs)
+    if args.weights is None and model.outputs.classes:
         postprocess = Postprocess.for_run(args.run, model)
         postprocess.announce()
     job = Explainer(

@@ -73,9 +73,9 @@ def _serve_command(args: argparse.Namespace) -> int:
         request_log.setLevel(logging.DEBUG)
     with listen(args.host, args.port) as bound, Stopper() as stopper:
         engine = open_engine(args.run, args.device)
-        postprocess = Postprocess.for_run(args.run, engine, top_k=len(engine.classes)).marking(
-            marks, checkpoint.parent
-        )
+        postprocess = Postprocess.for_run(
+            args.run, engine, top_k=len(engine.outputs.classes)
+        ).marking(marks, checkpoint.parent)
         postprocess.announce()
         app = make_app(BatchQueue(engine, postprocess, limits), access)
         if not is_loopback(args.host):

@@ -192,11 +192,3 @@ def shown_value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str([*value] if isinstance(value, tuple) else value)
-
-
-def one_class_only(what: str) -> UsageError:
-    """Return the error for a feature that does not support multi-label classification."""
-    return UsageError(
-        f"{what} does not support multi-label classification",
-        fix="use it with data and models that have exactly one class per image",
-    )

@@ -21,6 +21,7 @@ from vitft.data.parts import PART_NAMES, Part
 from vitft.data.remote.places import short_name
 from vitft.data.table import TableReader, encode_table
 from vitft.metrics.intervals import Flags
+from vitft.metrics.outputs import Outputs
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically
 
@@ -139,10 +140,10 @@ class Images:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", pack(self.rows))
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the model's outputs: the classes or, for multi-label data, the labels."""
-        return self.labels or self.classes
+    @functools.cached_property
+    def outputs(self) -> Outputs:
+        """Outputs of a model of the images: the classes or, for multi-label data, the labels."""
+        return Outputs.of(self.labels or self.classes, several=bool(self.labels))
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -15,7 +15,6 @@ from typing import Literal, cast
 
 import numpy as np
 
-from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import find_arrays
 from vitft.data.groups import groups_of, no_columns, with_group_by
@@ -169,7 +168,7 @@ def _refuse_measured(folder: Images) -> None:
     """Raise a DataError if the classes are numbers of which most have few images, or captions."""
     names, images = folder.classes, len(folder.rows)
     if not all(re.fullmatch(r"[+-]?\d+([.,]\d+)?(e-?\d+)?", name) for name in names):
-        if folder.table and len(names) == images > 4 and {*folder.outputs} == {*names}:
+        if folder.table and len(names) == images > 4 and {*folder.outputs.classes} == {*names}:
             problem = f"{folder.source}: each image has its own label, such as {names[0][:40]!r}"
             fix = "choose a column of classes, not of captions, with --set data.label=NAME"
             raise DataError(problem, fix=fix)
@@ -204,7 +203,7 @@ def _scan_table(source: Path, spec: DataSpec) -> Images:
     images = images.where(np.array([path not in missing for path in images.column("path")]))
     if len(parts) == 1:
         images = images.with_column("split", [""] * len(images.rows))
-    doubts = _warnings_on_names(images.outputs, several=bool(images.labels))
+    doubts = _warnings_on_names(images.outputs.classes, several=bool(images.labels))
     words = sum(len(name.split()) for name in classes)
     if not images.labels and len(images.rows) < 3 * len(classes) and words >= 4 * len(classes):
         doubts += (
@@ -601,8 +600,7 @@ def change_classes(images: Images, table: Path, *, evaluated: bool = False) -> I
 
     Unless they are `evaluated`, the table must not list unknown classes, and two must be left.
     """
-    if images.labels:
-        raise one_class_only("data.classes")
+    images.outputs.require_one_class("data.classes")
     columns = "use a table with the columns class and new_class"
     reader = TableReader(
         table,

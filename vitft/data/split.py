@@ -21,7 +21,7 @@ import numpy as np
 from vitft.config.run import read_run_config
 from vitft.config.sections import DataSpec
 from vitft.data.duplicates import group_names
-from vitft.data.image_table import Images, Row, files_of, membership, split_labels
+from vitft.data.image_table import Images, Row, files_of, membership
 from vitft.data.parts import Part
 from vitft.data.remote.places import INDEX, place_of
 from vitft.data.scan import class_table
@@ -418,15 +418,14 @@ def check_folder_classes(folder: Images) -> str:
 
     Return a note on classes of which no image can be held out, or an empty string.
     """
-    names = [split_labels(text) if folder.labels else (text,) for text in folder.classes]
     have, first = Counter[tuple[str, str]](), dict[str, str]()
     for file in folder.rows:
-        for name in names[file.label]:  # of two groups of images, one can be held out
+        for name in folder.names(file):  # of two groups of images, one can be held out
             unit = file.group or file.path
             part = file.split or ("train" if first.setdefault(name, unit) == unit else "val")
             have[name, part] += 1
     _check_enough(have, folder)
-    return _trained_only_note(have, folder.outputs)
+    return _trained_only_note(have, folder.outputs.classes)
 
 
 def _class_counts(images: Images) -> Mapping[tuple[str, str], int]:
@@ -438,7 +437,7 @@ def _check_enough(
     have: Mapping[tuple[str, str], int], folder: Images, *, by_time: bool = False
 ) -> None:
     """Raise a DataError if classes have too few images for training and validation."""
-    numbers = {name: (have[name, "train"], have[name, "val"]) for name in folder.outputs}
+    numbers = {name: (have[name, "train"], have[name, "val"]) for name in folder.outputs.classes}
     fix = "provide readable images: 1 of every class, and 2 (in 2 groups) of at least 2 classes"
     if folder.layout == "split":
         lacking = [
@@ -546,7 +545,7 @@ def log_split(manifest: Images) -> None:
 
     With -v, chart the images per class (only the smallest classes if there are many).
     """
-    have, names = _class_counts(manifest), manifest.outputs
+    have, names = _class_counts(manifest), manifest.outputs.classes
     size = {name: have[name, "train"] + have[name, "val"] for name in names}
     parts = [f"{len(manifest.train):,} for training", f"{len(manifest.val):,} for validation"]
     across = "in both training and validation"

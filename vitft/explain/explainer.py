@@ -44,6 +44,7 @@ from vitft.explain.heatmaps import (
     with_legend,
 )
 from vitft.features.ood import Reference, read_reference
+from vitft.metrics.outputs import Outputs
 from vitft.metrics.results import Results
 from vitft.models.checkpoint import build_model
 from vitft.models.find import find_model
@@ -64,17 +65,14 @@ from vitft.system.text import count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedModel:
-    """A model with its preprocessing and the names of its classes."""
+    """A model with its preprocessing and its classes."""
 
     name: str
     net: Model
     transform: EvalTransform
-    classes: tuple[str, ...]
-    """Names of the outputs, or their indices if unnamed; empty if there is no head."""
+    outputs: Outputs
+    """Classes or labels, which are indices if they have no names."""
     run: Path | None = None  # the run directory; None for pretrained weights
-    thresholds: tuple[float, ...] = ()
-    """Minimum probability at which each label of a multi-label model is assigned; empty if each
-    image has exactly one class."""
     results: Results | None = None  # numbers of the run that the model file contains
     reference: Reference | None = None  # statistics of the run's training features, if it has them
 
@@ -107,9 +105,8 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
         name=folder.name if path.name == "model.safetensors" else path.stem,
         net=net,
         transform=card.transform,
-        classes=card.classes or tuple(map(str, range(net.config.num_classes))),
+        outputs=card if card.classes else Outputs.of(map(str, range(net.config.num_classes))),
         run=folder,
-        thresholds=card.thresholds,
         results=card.run,
         reference=read_reference(path.parent, net.feature_size, net.config),
     )
@@ -130,7 +127,7 @@ def load_weights_model(
         name=source.name,
         net=net.to(pick_device(device)),
         transform=source.transform,
-        classes=source.classes or tuple(map(str, range(config.num_classes))),
+        outputs=Outputs.of(source.classes or map(str, range(config.num_classes))),
     )
 
 
@@ -235,11 +232,11 @@ class Explainer:
         """Write the files that explain an image (S, S, 3), given its map (gh, gw) and scores."""
         stem, model = f"{number + 1:03}-{safe_stem(path)}", self.model
         result = ExplainedImage(path=path, file=self.out / f"{stem}.png", notes=notes)
-        if model.classes:
+        if classes := model.outputs.classes:
             view = model.transform.without_border(pixels)
             (prediction,) = self.postprocess([path], scores, views=[view])
             first = prediction.classes[0]
-            explained = first if self.target is None else model.classes[self.target]
+            explained = first if self.target is None else classes[self.target]
             result = replace(
                 result,
                 answer=prediction.answer or "no label",

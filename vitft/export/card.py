@@ -118,7 +118,7 @@ def _write_examples(trained: TrainedRun, path: Path) -> list[str]:
     """Write a JPEG grid of one validation image per class, if any; return their names in order."""
     found: dict[int, Image.Image] = {}
     classes, side = trained.card.classes, (_EXAMPLE_SIDE, _EXAMPLE_SIDE)
-    samples = () if trained.card.thresholds else trained.unchanged_images(20 * len(classes))
+    samples = () if trained.card.several else trained.unchanged_images(20 * len(classes))
     for sample in samples:
         if (label := int(sample.label)) not in found:
             found[label] = ImageOps.fit(sample.image, side, Image.Resampling.LANCZOS)
@@ -185,9 +185,8 @@ def write_readme(
     page. `second` compares the folder's additional 8-bit graph with the run, if it has one.
     """
     card, results, found = trained.card, trained.results, trained.measured
-    transform, classes, several = card.transform, card.classes, bool(card.thresholds)
+    transform, classes, (kind, kinds) = card.transform, card.classes, card.nouns
     by_class, data = not trained.is_narrow, results.data or "images"
-    kind, kinds = ("label", "labels") if several else ("class", "classes")
     confusion = _confusion_png(classes, found) if plan.repo and found and by_class else None
     if confusion is not None:
         write_atomically(folder / _CONFUSION_FILE, confusion)
@@ -197,7 +196,7 @@ def write_readme(
         "readme.j2",
         header=yaml.dump(metadata, Dumper=_CardDumper, sort_keys=False, width=10**6),
         classes=classes,
-        several=several,
+        several=card.several,
         kind=kind,
         kinds=kinds,
         **trained.sentences(plan.licence, markdown_text),

@@ -61,6 +61,7 @@ from vitft.metrics.intervals import (
     mean_error,
     p_of_guessing,
 )
+from vitft.metrics.outputs import Outputs
 from vitft.metrics.results import (
     LAST_BLOCK,
     MIXTURE,
@@ -474,7 +475,7 @@ def cross_validation_rows(y: Tensor, classes: int, seed: int, *, most: int) -> T
 def cross_validate(
     x: Tensor,
     y: Tensor,
-    names: Sequence[str],
+    outputs: Outputs,
     *,
     method: HeadMethod,
     balanced: bool,
@@ -493,8 +494,9 @@ def cross_validate(
     The result is None if there are too few images (see `cross_validation_rows`), or too few outside
     a fold, or if every class is in one group only.
     """
-    most = min(_METHOD_IMAGES, CV_IMAGES) if method.reads_several else CV_IMAGES
-    total, rows = len(y), cross_validation_rows(y, len(names), seed, most=most)
+    most = _METHOD_IMAGES if method.reads_several else CV_IMAGES
+    total, classes = len(y), len(outputs.classes)
+    rows = cross_validation_rows(y, classes, seed, most=most)
     if rows is None:
         return None
     x, y, own = x[rows], y[rows], (torch.arange(total) if groups is None else groups)[rows]
@@ -508,7 +510,7 @@ def cross_validate(
     fold_id[part] = stratified_folds(y[part], CV_FOLDS, seed, own[part])
     fold_id[part & ~counted] = -1  # held out by no fold
     x = x if method.reads_several else x[:, : method.read]
-    standardizer, classes = Standardizer.fit(x if apart is None else x[part]), len(names)
+    standardizer = Standardizer.fit(x if apart is None else x[part])
     scaled, method = standardizer(x), method.scaled(standardizer)
     effect = 1 + _SAVED_HEAD_EFFECT * min(1.0, _FEW_IMAGES / int(counted.sum()))
     curve, right = list[LearningCurvePoint](), list[Tensor]()
@@ -531,10 +533,11 @@ def cross_validate(
         curve.append({"images": images, "top1": top1, "top1_interval": bounds})
     if not curve:  # too few images outside a fold full of near-duplicates
         return None
-    sizes = [point["images"] for point in curve]
-    gain = gain_from_twice(sizes, torch.stack(right, dim=1).numpy(), own[counted].numpy())
+    gain = gain_from_twice(
+        [p["images"] for p in curve], torch.stack(right, dim=1).numpy(), own[counted].numpy()
+    )
     truth, scores = y[counted], logits[counted]
-    measured = classification_metrics(scores, truth, names, groups=units, effect=effect)
+    measured = classification_metrics(scores, truth, outputs, groups=units, effect=effect)
     results: CrossValidation = {
         "images": measured["images"],
         "of": total if apart is None else int((~apart).sum()),

@@ -1,6 +1,6 @@
 """Sentences about numbers and findings, for every screen, page and file.
 
-`results` is about a run, an evaluation or an export, `comparison` about several runs or a study.
+`results` is about a run or an export, `evaluation` about an evaluation, `study` about a study.
 """
 
 import lazy_loader

@@ -18,7 +18,6 @@ from vitft.metrics.results import (
     RunResults,
     StartTrial,
     TrialResults,
-    mostly_taken_for,
 )
 from vitft.system.text import (
     count,
@@ -30,7 +29,6 @@ from vitft.system.text import (
     not_calibrated,
     percent,
     percent_or_bound,
-    points,
     requested_percent,
     scored_images,
 )
@@ -54,9 +52,14 @@ def within(bounds: Interval | None, digits: int = 1) -> str:
     return f" (95% CI {interval(bounds, digits)})" if bounds else ""
 
 
+def with_interval(found: Mapping[str, Any], name: str) -> str:
+    """Return e.g. `94.3% (95% CI 92.9 to 95.5%)`."""
+    return percent(found[name]) + within(found[f"{name}_interval"])
+
+
 def measured_on(one: Estimate) -> str:
     """Return e.g. `240 validation images of 12 groups`."""
-    kind = "image" if one.kind == "cross-validation" else f"{one.kind} image"
+    kind = f"{one.kind} image" if one.kind in ("test", "validation") else "image"
     return scored_images({"images": one.images, "groups": one.groups}, kind)
 
 
@@ -67,11 +70,8 @@ def estimate_text(one: Estimate) -> str:
 
 def how_measured(one: Estimate) -> str:
     """Return e.g. `, cross-validated on 1,200 images`, which can follow a value."""
-    return {
-        "test": f" on {measured_on(one)}, evaluated once",
-        "cross-validation": f", cross-validated on {measured_on(one)}",
-        "validation": f" on {measured_on(one)}",
-    }[one.kind]
+    crossed = ", cross-validated" * (one.kind == "cross-validation")
+    return f"{crossed} on {measured_on(one)}{', evaluated once' * (one.kind == 'test')}"
 
 
 def baseline_text(one: Estimate) -> str:
@@ -120,9 +120,9 @@ def weakest_sentence(results: Results, classes: int) -> str:
 
 
 def rough_digits(one: Estimate) -> int:
-    """Return the number of decimals of a value: none if its interval is wide."""
+    """Return the number of decimals of a value: none in a run if its interval is wide."""
     low, high = one.interval or (0.0, 1.0)
-    return int(high - low <= _WIDE)
+    return int(one.kind == "evaluation" or high - low <= _WIDE)
 
 
 def rough_percent(one: Estimate) -> str:
@@ -266,7 +266,7 @@ def expected_accuracy(
     return f"about {text} of these answers to be right ({accuracy}){explained}"
 
 
-def _calibration_text(found: Mapping[str, Any]) -> str:
+def calibration_text(found: Mapping[str, Any]) -> str:
     """Return the calibration error in eval.json; one too small to be measured has no interval."""
     if doubt := not_calibrated(found):
         return doubt
@@ -404,122 +404,6 @@ def few_images_accuracy(images: int, accuracies: Sequence[float]) -> str:
     own, other = map(percent, accuracies)
     also = f", and {other} with 8 bits" * (own != other)
     return f"(on only {count(images, 'validation image')}, the model's accuracy is {own}{also})"
-
-
-# what `vitft evaluate` shows: labelled rows, the details of -v, and a table of the classes --------
-
-_MOST_LISTED = 30  # maximum number of classes in the table
-CLASS_METRICS = ("recall", "precision", "f1")
-_BOUNDS = "95% CI"
-
-
-def evaluation_rows(found: Mapping[str, Any]) -> Rows:
-    """Return the accuracy of an evaluation."""
-    on, labels = f"on {scored_images(found)}", found.get("labels")
-    if labels:
-        rows = [("Mean AP", f"{_with_interval(labels, 'map')} {on}")]
-        rows.append(("", f"all labels are right for {percent(found['top1'])} of them"))
-    else:
-        rows = [("Accuracy", f"{_with_interval(found, 'top1')} {on}")]
-        if len({row["images"] for row in found["per_class"].values() if row["images"]}) > 1:
-            rows.append(("Balanced", f"{_with_interval(found, 'balanced')}, mean of the recalls"))
-    if two := found.get("two_classes"):
-        rows.append(("AUROC", _with_interval(two, "auroc")))
-    if by_group := found.get("by_group"):
-        rows.append(("Groups", _groups_text(by_group)))
-    if kept := found.get("kept"):
-        part = f"{percent(kept['fraction'])} are kept at threshold {percent(kept['threshold'])}"
-        right = f", {_with_interval(kept, 'top1')} of them are right" if kept["images"] else ""
-        rows.append(("Kept", part + right))
-    return rows
-
-
-def _groups_text(found: Mapping[str, Any]) -> str:
-    """Return the accuracy of the answers for groups, or why there is none."""
-    groups, several, without = (found[name] for name in ("groups", "several", "ungrouped"))
-    left = ""
-    if groups:
-        text = f"{_with_interval(found, 'top1')} of {count(groups, 'group')}, one answer each"
-        verb = "has" if several == 1 else "have"
-        left = f"{count(several, 'group')} {verb} several labels" * bool(several)
-    elif several:
-        which = "the only group" if several == 1 else f"all {several:,} groups"
-        text = f"not measured: the images of {which} have different labels"
-    else:
-        text = "not measured: every group has one image"
-    ungrouped = f"{count(without, 'image')} without a group" * bool(without)
-    return ". ".join(filter(None, (text, ", ".join(filter(None, (left, ungrouped))))))
-
-
-def evaluation_details(found: Mapping[str, Any]) -> list[str]:
-    """Return the other metrics of an evaluation, one per line."""
-    lines = []
-    if labels := found.get("labels"):
-        lines.append(f"random scores: mean average precision {percent(labels['chance_map'])}")
-        lines.append(f"mean F1 of the labels: {_with_interval(labels, 'macro_f1')}")
-        lines.append(f"F1 over all decisions: {_with_interval(labels, 'micro_f1')}")
-    else:
-        lines.append(f"always predicting the largest class: {percent(found['majority'])}")
-        if found["top5"] is not None:
-            lines.append(f"{TOP5}: {_with_interval(found, 'top5')}")
-    two = found.get("two_classes") or {"classes": {}}
-    for name, row in two["classes"].items():
-        lines.append(f"average precision of {name}: {_with_interval(row, 'ap')}")
-        rate = f"sensitivity for {name} at {percent(two['specificity'])} specificity"
-        lines.append(f"{rate}: {_with_interval(row, 'sensitivity')}")
-    bounds = found["loss_interval"]
-    ends = f"{_BOUNDS} {bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else "too few groups for a CI"
-    lines.append(f"log-loss: {found['loss']:.3f} nats ({ends})")
-    return [*lines, _calibration_text(found)]
-
-
-def class_table(
-    found: Mapping[str, Any], *, details: bool
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the headings and rows of a table of up to `_MOST_LISTED` classes of the lowest recall.
-
-    With `details`, each metric has its interval, otherwise each class its most frequent mistake.
-    """
-    occurring = [(name, row) for name, row in found["per_class"].items() if row["images"]]
-    if len(occurring) > _MOST_LISTED:
-        occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:_MOST_LISTED]
-    others, with_others = mostly_taken_for(found), not details and not found.get("labels")
-    headings, rows = ["class", "images"], []
-    for heading in ("recall", "precision", "F1"):
-        headings += [heading, _BOUNDS] if details else [heading]
-    for name, row in occurring:
-        cells = [name, str(row["images"])]
-        for metric in CLASS_METRICS:
-            value, bounds = row[metric], row[f"{metric}_interval"]
-            cells.append("" if value is None else percent(value))
-            cells += ["" if value is None else interval(bounds)] * details
-        rows.append((*cells, *[others.get(name, "")] * with_others))
-    return (*headings, *["mostly predicted as"] * with_others), rows
-
-
-def by_table(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the headings and rows of a table of up to `_MOST_LISTED` values of lowest accuracy."""
-    values = sorted(found["values"].items(), key=lambda pair: pair[1]["top1"])[:_MOST_LISTED]
-    rows = []
-    for value, row in values:
-        cells = [
-            value or "(none)",
-            f"{row['images']:,}",
-            percent(row["top1"]),
-            interval(row["top1_interval"]),
-        ]
-        if row["p_holm"] is not None:
-            p = f"{row['p_holm']:.3f}" if row["p_holm"] >= 0.001 else "< 0.001"
-            bounds = " to ".join(map(points, row["difference_interval"]))
-            cells += [points(row["difference"]), bounds, p]
-        rows.append(tuple(cells))
-    headings = (found["column"], "images", "accuracy", _BOUNDS, "minus others", _BOUNDS, "p (Holm)")
-    return headings[: len(rows[0])], rows
-
-
-def _with_interval(found: Mapping[str, Any], name: str) -> str:
-    """Return e.g. `94.3% (95% CI 92.9 to 95.5%)`."""
-    return percent(found[name]) + within(found[f"{name}_interval"])
 
 
 # what only the page of a run shows: what its numbers rest on, and what would raise them -----------
@@ -685,7 +569,7 @@ def describe_head(chosen: HeadCandidate, last: HeadCandidate, blocks: int) -> st
 
 
 def result_rows(results: Results, budget: BudgetResults | None = None, *, remedy: str = "") -> Rows:
-    """Return the numbers of a run that everybody needs: one to quote, one to support it, findings.
+    """Return the numbers that everybody needs: one to quote, one to support it, findings.
 
     `remedy` is the advice for a model at chance level.
     """
@@ -707,7 +591,7 @@ def result_rows(results: Results, budget: BudgetResults | None = None, *, remedy
     if budget and budget["chosen"]:
         rows.append(("Trained", chosen_layers(budget)))
     if results.weakest and not clause:
-        rows.append(("Weakest", _weakest(results.weakest[0], results)))
+        rows.append(("Weakest", _weakest(results.weakest[0])))
     if results.growth:
         low, high = (100 * end for end in results.growth)
         digits = 0 if high - low > 100 * _WIDE else 1
@@ -716,24 +600,27 @@ def result_rows(results: Results, budget: BudgetResults | None = None, *, remedy
     return rows
 
 
+def metric_lines(results: Results, found: Mapping[str, Any]) -> list[str]:
+    """Return the baseline and the main metrics of only this kind of labels, one per line."""
+    texts = [*filter(None, map(baseline_text, results.estimates[:1]))]
+    if labels := found.get("labels"):
+        texts.append(f"mean F1 of the labels: {with_interval(labels, 'macro_f1')}")
+    return texts
+
+
 def detail_lines(results: Results, found: RunResults, layers: str, planned: int) -> list[str]:
     """Return everything in the report about the accuracy of a run, one fact per line.
 
     `found` are the contents of eval.json, and `planned` the number of epochs of each stage.
     """
-    lines = [estimate_text(one) for one in results.estimates]
-    if results.headline and (text := baseline_text(results.headline)):
-        lines.append(text)
-    if labels := found.get("labels"):
-        ends = within(labels["macro_f1_interval"])
-        lines.append(f"mean F1 of the labels {percent(labels['macro_f1'])}{ends}")
+    lines = [*map(estimate_text, results.estimates), *metric_lines(results, found)]
     if (top1 := found.get("knn_top1")) is not None:
         lines.append(f"nearest neighbours on the validation images: accuracy {percent(top1)}")
     if found["selected_on_validation"]:
         lines.append(f"saved: {selected_epoch(found, layers, planned)}")
     if (calibration := found["calibration"]) and calibration["temperature"] != 1:
-        lines.append(_calibration_text(found))
-    lines += [f"weak: {_weakest(one, results)}" for one in results.weakest[1:]]
+        lines.append(calibration_text(found))
+    lines += [f"weak: {_weakest(one)}" for one in results.weakest[1:]]
     test = found.get("test")
     if test and test["left_out"]:
         lines.append(
@@ -749,11 +636,10 @@ def _on(one: Estimate) -> str:
     return how_measured(one).removesuffix(", evaluated once")
 
 
-def _weakest(one: ClassEstimate, results: Results) -> str:
+def _weakest(one: ClassEstimate) -> str:
     """Return e.g. `tulips: 88% recall, mostly predicted as roses`."""
-    measure = "average precision" if results.exact else "recall"
     also = f", mostly predicted as {one.taken_for}" if one.taken_for else ""
-    return f"{one.name}: {percent(one.value, 0)} {measure}{also}"
+    return f"{one.name}: {percent(one.value, 0)} {one.measure}{also}"
 
 
 def chosen_layers(budget: BudgetResults) -> str:

@@ -41,6 +41,7 @@ from .intervals import sample_size as sample_size
 from .intervals import score_interval as score_interval
 from .intervals import student_t_quantile as student_t_quantile
 from .intervals import wilson_interval as wilson_interval
+from .outputs import Outputs as Outputs
 from .results import ClassEstimate as ClassEstimate
 from .results import Metrics as Metrics
 from .results import Results as Results

@@ -1,9 +1,8 @@
 """Losses, correctness and metrics of logits for both kinds of targets.
 
-If every image has exactly one class, targets are class indices (n,), and the probabilities of the
-classes sum to 1 (softmax). For multi-label data, targets are 0 or 1 for each label (n, C), and each
-label has its own probability (sigmoid). The loss of an image is the negative log-likelihood of its
-target or, for multi-label data, the sum over all labels.
+Targets are class indices (n,) or, for multi-label data, 0 or 1 for each label (n, C). The loss of
+an image is the negative log-likelihood of its target or, for multi-label data, the sum over all
+labels.
 
 Notation: n images, C classes or labels; `logits` and `scores` are (n, C).
 """
@@ -49,6 +48,7 @@ from vitft.metrics.intervals import (
     too_few,
     wilson_interval,
 )
+from vitft.metrics.outputs import Outputs
 from vitft.metrics.results import (
     MAX_DENSE_CLASSES,
     ClassMetrics,
@@ -127,20 +127,21 @@ def fraction_right(right: Tensor) -> float:
 def classification_metrics(
     logits: Tensor,
     labels: Tensor,
-    classes: Sequence[str],
+    outputs: Outputs,
     *,
-    thresholds: Floats | float = 0.5,
+    held_out: Floats | None = None,
     groups: Groups | None = None,
     effect: float = 1.0,
 ) -> Metrics:
     """Return all metrics except those that take much longer to compute.
 
-    `loss_interval` and `calibration` are None; `probability_metrics` computes them. `thresholds`
-    apply only to multi-label data (see `are_right`). The intervals count `groups` (n,), if there
-    are any. `effect` is a further design effect of the metrics of classes and of the balanced
+    `loss_interval` and `calibration` are None; `probability_metrics` computes them. `held_out` are
+    thresholds (n, C) that replace those of the `outputs`. The intervals count `groups` (n,), if
+    there are any. `effect` is a further design effect of the metrics of classes and of the balanced
     accuracy, but not of multi-label data.
     """
-    total, several = len(labels), labels.ndim == 2
+    total, several, classes = len(labels), outputs.several, outputs.classes
+    thresholds = np.array(outputs.thresholds) if held_out is None else held_out
     right, given, truth = are_right(logits, labels, thresholds).numpy(), None, labels.numpy()
     if several:  # both (n, C)
         effect = 1.0

@@ -437,7 +437,7 @@ def read_results(path: Path) -> RunResults | None:
 
 # every number about a run that users see ---------------------------------------------------------
 
-_Kind = Literal["test", "cross-validation", "validation"]
+_Kind = Literal["test", "cross-validation", "validation", "evaluation"]
 Measure = Literal["accuracy", "mean average precision", "all labels right"]
 
 _MORE_IMAGES = 3  # times as many as the validation images, so that cross-validation tells more
@@ -463,7 +463,8 @@ class Estimate:
     groups: Natural = 0  # (patients, videos, ...), which the interval counts instead of images
     kind: _Kind
     """`test` for images that influenced no decision, `cross-validation` for images predicted by
-    heads that were not fitted to them, `validation` for images that may have selected the epoch."""
+    heads that were not fitted to them, `validation` for images that may have selected the epoch,
+    `evaluation` for those of `vitft evaluate`."""
     measure: Measure = "accuracy"
     baseline: Share | None = None  # of always predicting the largest class, or of random scores
 
@@ -538,25 +539,31 @@ class Results:
         if found is None:
             return known
         test, more = found.get("test"), own_cross_validation(found)
-        validation, exact = _estimates(found, "validation")
-        tested, tested_exact = _estimates(test, "test") if test else (None, None)
-        crossed, headline = None, tested or validation
+        validation, *exact = _estimates(found, "validation")
+        tested = _estimates(test, "test") if test else ()
+        crossed, headline = tuple[Estimate, ...](), (*tested, validation)[0]
         if more and "labels" not in found:
-            crossed = _estimate(more, "cross-validation")
-            if not tested and _tells_more(found, crossed, validation):
-                headline = crossed
-        others = (tested, crossed, validation, tested_exact, exact)
+            crossed = (_estimate(more, "cross-validation"),)
+            if not tested and _tells_more(found, crossed[0], validation):
+                headline = crossed[0]
+        others = (*tested[:1], *crossed, validation, *tested[1:], *exact)
         gain = more["gain_interval"] if more else None
         weak = sorted(_weak_classes(found, more), key=lambda one: one.value)
         return replace(
             known,
             headline=headline,
-            supporting=tuple(one for one in others if one and one is not headline),
+            supporting=tuple(one for one in others if one is not headline),
             selected_on_validation=found.get("selected_on_validation", False),
             at_chance=_at_chance(found),
             weakest=tuple(weak[:_MAX_WEAKEST]),
             growth=(max(0.0, gain[0]), max(0.0, gain[1])) if gain else None,  # more do no harm
         )
+
+    @classmethod
+    def of_evaluation(cls, found: Mapping[str, Any]) -> Self:
+        """Derive the numbers from what `vitft evaluate` has measured."""
+        headline, *others = _estimates(cast("Metrics", found), "evaluation")
+        return cls(headline=headline, supporting=tuple(others))
 
     @classmethod
     def from_json(cls, value: object) -> Self | None:
@@ -615,11 +622,11 @@ def _estimate(
     )
 
 
-def _estimates(found: Metrics, kind: _Kind) -> tuple[Estimate, Estimate | None]:
+def _estimates(found: Metrics, kind: _Kind) -> tuple[Estimate, ...]:
     """Return the accuracy, or the mean average precision and the fraction with exact labels."""
     labels = found.get("labels")
     if labels is None:
-        return _estimate(found, kind), None
+        return (_estimate(found, kind),)
     exact = _estimate(found, kind, "all labels right")
     mean_ap = replace(
         exact,

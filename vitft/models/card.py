@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from vitft.config.sections import Side
 from vitft.data.transforms import EvalTransform
+from vitft.metrics.outputs import Outputs
 from vitft.metrics.results import Results
 from vitft.models.vit_config import ViTConfig, vit_shapes
 from vitft.system.errors import RunError, UsageError
@@ -134,17 +135,13 @@ Provenance = TypedDict(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _DescribedModel:
+class _DescribedModel(Outputs):
     """What a card contains besides the architecture, of which there are two types."""
 
     transform: EvalTransform  # all steps that prepare an image for the model
-    classes: tuple[str, ...] = ()  # in the order of the head's outputs; none without a head
     weights: Provenance = field(default_factory=Provenance)  # origin of the pretrained weights
     pos_embed: str = "as loaded"  # how the position embeddings were resampled
     split: str = ""  # digest of the split manifest used for training and validation
-    thresholds: tuple[Annotated[float, Meta(gt=0, lt=1)], ...] = ()
-    """Minimum probability at which each label of a multi-label model is assigned; empty if each
-    image has exactly one class. Labels have independent probabilities (sigmoid)."""
     run: Results | None = None  # numbers of the run, in the card of an export only
 
 
@@ -163,10 +160,8 @@ class Card(_DescribedModel):
     def to_json(self) -> str:
         """Convert the card to JSON that `parse_card` can read."""
         table = {**asdict(self), "transform": self.transform.to_json()}
-        if not self.thresholds:  # single-label checkpoints omit this field
-            del table["thresholds"]
-        if not self.run:
-            del table["run"]
+        optional = {"run", *(one.name for one in fields(Outputs))} - {"classes"}
+        table = {key: one for key, one in table.items() if one or key not in optional}
         return json.dumps(table, sort_keys=True)
 
 
@@ -190,7 +185,7 @@ def _read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
         contradiction = f"it lists {count:,} classes, but the head has {outputs:,} outputs"
     elif len({*classes} - {""}) != count:
         contradiction = "a class name is empty or occurs twice"
-    elif thresholds and thresholds != count:
+    elif card.several and thresholds != count:
         contradiction = f"it has {thresholds:,} thresholds for {count:,} labels"
     elif isinstance(shape, ViTConfig):  # the shapes of timm models require importing timm
         if not classes:  # the weights of a backbone will be converted to float32

@@ -30,6 +30,7 @@ from vitft.data.transforms import EvalTransform
 from vitft.data.web import WebLimits
 from vitft.features.ood import Reference, read_reference
 from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.outputs import Outputs
 from vitft.metrics.results import Results
 from vitft.models.card import CheckpointFile, lacks_card, open_checkpoint
 from vitft.models.numpy_vit import NumpyModel, normalise, numpy_model, strictly
@@ -60,10 +61,7 @@ class Engine:
     workers: int  # number of threads that read and decode images; 0 for the calling thread
     in_workers = False  # whether each worker also scores the batch that it has decoded
     transform: EvalTransform
-    classes: tuple[str, ...]
-    thresholds: tuple[float, ...]
-    """Minimum probability at which a multi-label model assigns each label; empty for other
-    models."""
+    outputs: Outputs  # what the model assigns
     split: str  # digest of the split with which the model was trained; empty if unknown
     results: Results | None  # numbers of the run, if the model file contains them
     reference: Reference | None = None  # statistics of the run's training features
@@ -225,7 +223,7 @@ class Pipeline:
         """Log a warning if mirror images seem to differ in meaning from the images."""
         run, changed, total = self.postprocess.run, sum(self.differs), len(self.differs)
         known = run and run.estimate("cross-validation", "validation")
-        if not known or not known.interval or self.engine.thresholds:
+        if not known or not known.interval or self.engine.outputs.several:
             return
         if wilson_interval(changed, total)[0] > 2 * (1 - known.interval[0]):
             log.warning(
@@ -273,9 +271,8 @@ class NumpyEngine(Engine):
         self, opened: CheckpointFile, model: NumpyModel, reference: Reference | None = None
     ) -> None:
         self.opened, self.model, self.feature_size = opened, model, model.feature_size
-        self.transform, self.classes = opened.card.transform, opened.card.classes
-        self.thresholds, self.results = opened.card.thresholds, opened.card.run
-        self.split = opened.card.split
+        self.transform, self.outputs = opened.card.transform, opened.card
+        self.split, self.results = opened.card.split, opened.card.run
         self.reference = reference
         self.intermediate = reference.intermediate_blocks if reference else 0
         self.workers = min(FEW_IMAGES, _MAX_THREADS)

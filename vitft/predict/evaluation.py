@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.data.image_table import GROUP_COLUMN, JOINER, Images, split_labels
+from vitft.data.image_table import GROUP_COLUMN, JOINER, Images, membership
 from vitft.data.images import read_bytes
 from vitft.metrics.calibration import (
     Ints,
@@ -145,7 +145,7 @@ def _group_results(
     grouped = [row for row in scored if row.group]
     for row in grouped:
         labels.setdefault(row.group, set()).add(row.label)
-    if postprocess.thresholds or not labels:
+    if postprocess.outputs.several or not labels:
         return None
     images = (replace(row.prediction, group=row.group) for row in grouped)
     answers = [a for a in answer_groups(images, postprocess) if len(labels[a.path]) == 1]
@@ -273,7 +273,7 @@ def evaluate(
         DataError: A class is unknown to the model, or no images are left to evaluate.
     """
     engine = open_engine(run, device)
-    classes, several = engine.classes, bool(engine.thresholds)
+    classes, several = engine.outputs.classes, engine.outputs.several
     folder = find_model(run, graphs=True).parent
     known = RunImages(folder, engine.split)
     data = known.relabel(data, classes)
@@ -281,8 +281,7 @@ def evaluate(
     known.read_fingerprints(engine.transform.grey_range)
     index: Mapping[str, Any] = {name: number for number, name in enumerate(classes)}
     if several:  # 0 or 1 per label (C,)
-        sets = [split_labels(text) if data.labels else (text,) for text in data.classes]
-        index = {text: np.isin(classes, own) for text, own in zip(data.classes, sets, strict=True)}
+        index = dict(zip(data.classes, membership(data.classes, classes), strict=True))
     postprocess = Postprocess.for_run(run, engine).marking(marks or Marks(), folder)
     postprocess.announce()
     pipeline = Pipeline(engine, replace(postprocess, tree=None))  # the answers are classes
@@ -307,13 +306,7 @@ def evaluate(
     right = np.array([row.is_correct for row in scored])
     sure = np.array([NOT_SURE not in row.prediction.notes for row in scored])
     results: dict[str, Any] = {
-        **classification_metrics(
-            logits,
-            labels,
-            postprocess.classes,
-            thresholds=np.array(postprocess.thresholds),
-            groups=groups,
-        ),
+        **classification_metrics(logits, labels, postprocess.outputs, groups=groups),
         **probability_metrics(
             logits.double().numpy(),
             labels,

@@ -73,14 +73,14 @@ def run_prediction(
     if out and request.resume and out.exists():
         return _errors_of_finished(out, request, images)
     engine, images = _choose_engine(request, checkpoint, images)
-    if engine.thresholds:
+    if engine.outputs.several:
         request.check_several_labels()
     request = replace(
         request,
-        top_k=min(request.top_k, len(engine.classes)),
+        top_k=min(request.top_k, len(engine.outputs.classes)),
         shard=replace(request.shard, chunk=engine.batch),
     )
-    form = _row_format(request, engine.classes if engine.thresholds else ())
+    form = _row_format(request, engine.outputs.classes if engine.outputs.several else ())
     postprocess = Postprocess.for_run(request.run, engine, top_k=request.top_k).marking(
         request, checkpoint.parent
     )
@@ -283,7 +283,7 @@ def _job_options(
         "--top-k": request.top_k,
         "threshold": [
             postprocess.threshold,
-            *postprocess.thresholds,
+            *postprocess.outputs.thresholds,
             *postprocess.set_limits,
             *(postprocess.tree.thresholds if postprocess.tree else ()),
         ],

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from vitft.data.transforms import EvalTransform
+from vitft.metrics.outputs import Outputs
 from vitft.metrics.results import Results
 from vitft.models.card import (
     CHANGED,
@@ -55,10 +56,9 @@ class OnnxEngine(Engine):
             )
         try:
             facts = parse_json(described)
-            self.classes = tuple(map(str, facts["classes"]))
+            self.outputs = Outputs.read(facts)
             self.transform: EvalTransform = structured(facts["transform"], EvalTransform)
             self.split = str(facts.get("split", ""))
-            self.thresholds = tuple(map(float, facts.get("thresholds", ())))
             self.results = Results.from_json(facts.get("run"))
             self.input = str(facts["input"]["name"])
             self.takes_bytes, self.any_size = facts["input"]["bytes"], facts["input"]["any_size"]
@@ -87,11 +87,10 @@ class OnnxEngine(Engine):
             (logits,) = self.session.run(["logits"], {self.input: np.ascontiguousarray(inputs)})
         except Exception as error:  # onnxruntime's exceptions have no common base class
             raise _unreadable_graph(self.path, _first_line(error)) from error
-        if logits.shape != (len(inputs), len(self.classes)):
-            raise _unreadable_graph(
-                self.path,
-                f"it has {len(self.classes)} classes, but its output has shape {logits.shape}",
-            )
+        classes = len(self.outputs.classes)
+        if logits.shape != (len(inputs), classes):
+            problem = f"it has {classes} classes, but its output has shape {logits.shape}"
+            raise _unreadable_graph(self.path, problem)
         return np.asarray(logits, np.float32)
 
 
@@ -126,7 +125,7 @@ def _unreadable_graph(path: Path, reason: str) -> RunError:
 def gives_several(path: Path) -> bool:
     """Return whether a model is multi-label, i.e. may assign an image several labels or none."""
     if path.suffix.lower() == ".onnx":
-        return bool(OnnxEngine(path).thresholds)
+        return OnnxEngine(path).outputs.several
     if lacks_card(path):
         return bool(foreign_thresholds(path))
-    return bool(open_checkpoint(path).card.thresholds)
+    return open_checkpoint(path).card.several

@@ -20,17 +20,17 @@ from vitft.data.duplicates import BLANK_REMARK, is_blank_view
 from vitft.data.remote.places import short_name
 from vitft.features.ood import Reference
 from vitft.messages.results import run_details, using
-from vitft.metrics.calibration import logit_of, sigmoid, softmax
 from vitft.metrics.intervals import Flags, Floats
+from vitft.metrics.outputs import Outputs
 from vitft.metrics.results import Results, RunResults, read_results
 from vitft.models.find import find_model, model_files
 from vitft.models.pretrained.catalog import canonical_name, weights_name
 from vitft.predict.request import Marks
 from vitft.predict.rows import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
 from vitft.predict.tree import ClassTree
-from vitft.system.errors import RunError, UsageError
+from vitft.system.errors import RunError
 from vitft.system.rundir import BASE, LATEST, MODEL, read_environment, run_path
-from vitft.system.text import count, listing
+from vitft.system.text import listing
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +51,7 @@ class _Trained(Protocol):
     """What postprocessing needs of a trained model, e.g. of an `engine.Engine`."""
 
     @property
-    def classes(self) -> tuple[str, ...]: ...
-    @property
-    def thresholds(self) -> tuple[float, ...]: ...
+    def outputs(self) -> Outputs: ...
     @property
     def results(self) -> Results | None: ...
     @property
@@ -64,12 +62,9 @@ class _Trained(Protocol):
 class Postprocess:
     """Callable that converts scores into predictions."""
 
-    classes: Sequence[str]
+    outputs: Outputs
     top_k: int = 1  # number of classes per prediction; capped at the model's number of classes
     threshold: float = 0.0  # probability below which a prediction is marked `not sure`
-    thresholds: Sequence[float] = ()
-    """Minimum probability at which a multi-label model assigns each label; empty for other
-    models."""
     set_limits: Sequence[float] = ()
     """Smallest probability with which each class is in the prediction set of an image; empty
     without prediction sets."""
@@ -94,9 +89,8 @@ class Postprocess:
         if others and not (run and run_path(run).is_file()):  # the user named none of several
             place += f" (file {checkpoint.name}, not {listing(others)})"
         return cls(
-            classes=engine.classes,
+            outputs=engine.outputs,
             top_k=top_k,
-            thresholds=engine.thresholds,
             reference=engine.reference,
             run=results,
             place=place,
@@ -113,9 +107,8 @@ class Postprocess:
         """
         threshold, found = marks.threshold or 0.0, self
         of_classes = [*marks.guarantees, *["--tree"] * (marks.tree is not None)]
-        if self.thresholds and of_classes:
-            problem = f"{of_classes[0]} does not support multi-label models"
-            raise UsageError(problem, fix=f"remove {of_classes[0]}")
+        for option in of_classes:
+            self.outputs.require_one_class(option)
         if marks.coverage is not None:
             from vitft.predict.sets import choose_set_limits  # imports this module and simplejpeg
 
@@ -123,23 +116,24 @@ class Postprocess:
             log.info(text)
             found = replace(self, set_limits=limits)
         if marks.tree is not None:
-            tree = ClassTree.read(Path(marks.tree), self.classes)
+            tree = ClassTree.read(Path(marks.tree), self.outputs.classes)
             equal = (threshold,) * len(tree.nodes) if threshold else ()
             found = replace(found, tree=replace(tree, thresholds=equal))
-        if marks.precision is None and self.thresholds:
-            every = (threshold,) * len(self.thresholds) if threshold else self.thresholds
-            return replace(self, thresholds=every)
-        if marks.precision is None:
+        outputs, classes = self.outputs, self.outputs.classes
+        if marks.precision is None and not outputs.several:
             return replace(found, threshold=threshold)
+        if marks.precision is None:
+            every = (threshold,) * len(classes) if threshold else outputs.thresholds
+            return replace(self, outputs=replace(outputs, thresholds=every))
         from vitft.predict.threshold import (
             choose_label_thresholds,
             choose_level_thresholds,
             choose_threshold,
         )
 
-        if self.thresholds:
-            each = choose_label_thresholds(run, marks.precision, self.classes)
-            return replace(self, thresholds=each)
+        if outputs.several:
+            each = choose_label_thresholds(run, marks.precision, classes)
+            return replace(self, outputs=replace(outputs, thresholds=each))
         chosen = choose_threshold(run, marks.precision, confidence=marks.confidence)
         log.info(str(chosen))
         if found.tree is not None:
@@ -157,12 +151,11 @@ class Postprocess:
 
     def announce(self) -> None:
         """Log `describe()` and, for `-v`, a line with all that is known about the run."""
-        kinds = ("label",) if self.thresholds else ("class", "classes")
         flags = "no images are flagged as unlike the training images"
         flags = self.reference.power() if self.reference else flags
         if self.run:
             log.info(self.describe())
-            texts = (run_details(self.run), count(len(self.classes), *kinds), flags)
+            texts = (run_details(self.run), self.outputs.counted, flags)
             log.debug("; ".join(filter(None, texts)))
 
     def __call__(
@@ -181,14 +174,12 @@ class Postprocess:
         """
         if not np.isfinite(scores.logits).all():
             raise not_finite()
-        logits, several = scores.logits.astype(np.float64), bool(self.thresholds)
-        given = logits >= logit_of(np.asarray(self.thresholds)) if several else None  # (B, C)
-        probabilities = sigmoid(logits) if several else softmax(logits)  # (B, C)
-        if self.top_k == 1 and not several:
-            order = probabilities.argmax(axis=1)[:, None]  # (B, k)
-        else:  # stable: ties keep the order of the classes, as with argmax
-            order = np.argsort(-probabilities, axis=1, kind="stable")
-            order = order if several else order[:, : self.top_k]
+        several, classes = self.outputs.several, self.outputs.classes
+        given = self.outputs.predicted(scores.logits) if several else None  # (B, C)
+        probabilities = self.outputs.probabilities(scores.logits)  # (B, C)
+        order, most = probabilities.argmax(axis=1)[:, None], len(classes) if several else self.top_k
+        if most > 1:  # stable: ties keep the order of the classes, as with argmax
+            order = np.argsort(-probabilities, axis=1, kind="stable")[:, :most]  # (B, k)
         unlike = [False] * len(paths)
         if self.reference is not None and not several:
             unlike = self.reference.are_unlike(scores.features, scores.intermediate)
@@ -196,7 +187,7 @@ class Postprocess:
         for i, path in enumerate(paths):
             best, labels, of_labels, of_target = probabilities[i, order[i]], None, 0.0, 0.0
             if given is not None:
-                labels = tuple(self.classes[k] for k in order[i] if given[i, k])
+                labels = tuple(classes[k] for k in order[i] if given[i, k])
                 of_target = of_labels = _set_probability(probabilities[i], given[i])
                 if targets is not None:
                     of_target = _set_probability(probabilities[i], np.asarray(targets[i], bool))
@@ -208,7 +199,7 @@ class Postprocess:
             predictions.append(
                 Prediction(
                     path=path,
-                    classes=tuple(self.classes[k] for k in order[i]),
+                    classes=tuple(classes[k] for k in order[i]),
                     probabilities=tuple(best.tolist()),
                     prediction_set=self._set(probabilities[i]),
                     labels=labels,
@@ -242,7 +233,7 @@ class Postprocess:
             return ()
         order = np.argsort(-probabilities, kind="stable")
         kept = probabilities[order] >= np.asarray(self.set_limits)[order]
-        return tuple(self.classes[k] for k in [order[0], *order[1:][kept[1:]]])
+        return tuple(self.outputs.classes[k] for k in [order[0], *order[1:][kept[1:]]])
 
 
 def _set_probability(probabilities: Floats, members: Flags) -> float:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.config.schema import one_class_only
 from vitft.data.images import MAX_PIXELS, fast_view
 from vitft.data.sources import ImageSource
 from vitft.features.ood import Reference, read_reference
@@ -79,14 +78,14 @@ class Predictor(Engine):
         self.device = pick_device(device)
         self.model, self.card = model.eval().to(self.device), card
         if precision == "auto":  # bf16 where it is faster, and close calls are known to be found
-            is_safe = model.casts_to_bf16 and not card.thresholds
+            is_safe = model.casts_to_bf16 and not card.several
             is_fast = pick_precision("auto", self.device) == "bf16"
             precision = "bf16" if is_safe and is_fast else "fp32"
         self.precision = precision
-        if card.thresholds and precision != "fp32":
-            raise one_class_only(f"--dtype {precision}")
-        self.classes, self.transform, self.split = card.classes, card.transform, card.split
-        self.thresholds, self.results = card.thresholds, card.run
+        if precision != "fp32":
+            card.require_one_class(f"--dtype {precision}")
+        self.outputs, self.transform = card, card.transform
+        self.split, self.results = card.split, card.run
         self.feature_size, self.reference = model.feature_size, reference
         self.intermediate = reference.intermediate_blocks if reference else 0
         self.batch, self.workers = _WORKER_BATCH_SIZE[self.device.type], usable_cores()
@@ -127,8 +126,7 @@ class Predictor(Engine):
 
     def stream(self, paths: Iterable[str], *, top_k: int = 1) -> Iterator[Prediction]:
         """Yield one prediction per path, in order; its `error` is set if the file is unusable."""
-        postprocess = Postprocess(classes=self.classes, top_k=top_k, thresholds=self.thresholds)
-        pipeline = Pipeline(self, postprocess)
+        pipeline = Pipeline(self, Postprocess(outputs=self.outputs, top_k=top_k))
         return pipeline.predict(ImageSource(path, path) for path in paths)
 
     @contextlib.contextmanager

@@ -100,7 +100,7 @@ class HeldOut:
                 raise rundir.damaged_file(path, f"{name} is not valid; its shape is {values.shape}")
             return values
 
-        shape, classes = (len(split.val), len(split.outputs)), len(split.classes)
+        shape, classes = (len(split.val), len(split.outputs.classes)), len(split.classes)
         logits = array(
             "logits",
             np.float32,
@@ -155,16 +155,16 @@ class HeldOut:
         """Predictions for the distinct validation images, in the order of split.csv."""
         if not len(self.logits):
             return ()
-        split, path, thresholds = self.split, rundir.RunDir(self.run).eval, list[float]()
+        split, path, outputs = self.split, rundir.RunDir(self.run).eval, self.split.outputs
         rows, logits = self._distinct
-        if split.labels:
+        if outputs.several:
             results = read_results(path)
             each = results["labels"]["per_label"] if results and "labels" in results else {}
-            known = [name for name in split.labels if "threshold" in each.get(name, {})]
-            thresholds = [each[name]["threshold"] for name in known]
-        if len(thresholds) != len(split.labels):
-            raise rundir.damaged_file(path, "it does not have a threshold for each label")
-        predictions = Postprocess(classes=split.outputs, thresholds=tuple(thresholds))(
+            known = [name for name in outputs.classes if "threshold" in each.get(name, {})]
+            if len(known) < len(outputs.classes):
+                raise rundir.damaged_file(path, "it does not have a threshold for each label")
+            outputs = replace(outputs, thresholds=tuple(each[name]["threshold"] for name in known))
+        predictions = Postprocess(outputs=outputs)(
             [row.path for row in rows], Scores(logits), split.targets(rows)
         )
         return tuple(
@@ -277,7 +277,7 @@ def read_split(run: Path) -> Images:
     if not os.path.lexists(path):
         return Images(run, classes, ())
     manifest = Images.from_csv(path, run)
-    if unknown := {*manifest.outputs} - {*classes}:
+    if unknown := {*manifest.outputs.classes} - {*classes}:
         raise rundir.damaged_file(indices, f"the class {min(unknown)!r} of split.csv is missing")
     if manifest.labels:
         return replace(manifest, labels=classes)

@@ -254,7 +254,7 @@ def read_run(path: Path) -> Run:
     evaluated = (path / "predictions.csv").is_file() and not (path / "split.csv").exists()
     config_text = (rundir.read_run_bytes(path / "config.toml") or b"").decode("utf-8", "replace")
     held_out = validation.HeldOut.read(path)
-    split, classes = held_out.split, held_out.split.outputs
+    split, classes = held_out.split, held_out.split.outputs.classes
     results = None if evaluated else read_results(rundir.RunDir(path).eval)
     if results is not None and (*results["per_class"],) != tuple(classes):
         problem = "its classes differ from those in class_indices.json"

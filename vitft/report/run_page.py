@@ -199,8 +199,7 @@ def _about(run: Run) -> list[str]:
     """Return the paragraphs of `about.j2`."""
     results, shape = run.results, run.card and run.card.architecture
     clause, name = messages.chance_clause(results), str(run.setting("weights", "name") or "")
-    nouns = ("label", "labels") if run.several else ("class", "classes")
-    classes = f"{count(len(run.classes), *nouns)} ({visible(listing(run.classes))})"
+    classes = f"{run.split.outputs.counted} ({visible(listing(run.classes))})"
     purpose = f"{messages.distinguishes('This model', classes, clause)}."
     if run.several and not clause:
         purpose = f"This multi-label model assigns each image any combination of {classes}."

@@ -264,23 +264,17 @@ class _Handlers:
 
     async def labels(self, _: Request) -> Response:
         """Return facts about the model, such as the class names, and the limits of the server."""
-        postprocess, thresholds = self.queue.pipeline.postprocess, self.queue.thresholds
-        results = postprocess.run or Results()
-        kinds = ("label",) if thresholds else ("class", "classes")
-        clause = chance_clause(results)
+        postprocess = self.queue.pipeline.postprocess
+        outputs, results = postprocess.outputs, postprocess.run or Results()
+        model, clause = f"Run {results.name}" * bool(results.name), chance_clause(results)
         fields = {
-            "purpose": distinguishes(
-                f"Run {results.name}" if results.name else "This model",
-                count(len(self.queue.classes), *kinds),
-                clause,
-            ),
+            "purpose": distinguishes(model or "This model", outputs.counted, clause),
             "summary": [*map(estimate_text, results.estimates)],
             "caution": clause and f"Do not rely on this model: it {clause}.",
             "results": results.to_json(),
             "threshold": postprocess.threshold or None,
             "notes_unlike": postprocess.reference is not None,
-            "classes": self.queue.classes,
-            **({"thresholds": [*thresholds]} if thresholds else {}),
+            **outputs.table,
             "image_size": self.queue.transform.image_size,
             "explains": self.queue.can_explain,
             "max_bytes": self.limits.max_bytes,
@@ -306,7 +300,7 @@ class _Handlers:
         if not self.queue.can_explain:
             problem = "this model cannot be explained: serve the run from which it was made"
             raise HTTPException(404, problem)
-        name, classes = request.query_params.get("class"), self.queue.classes
+        name, classes = request.query_params.get("class"), self.queue.outputs.classes
         if name is not None and name not in classes:
             raise HTTPException(422, "unknown class: GET /labels lists the classes of the model")
         async with self.uploads(request, "class") as files:

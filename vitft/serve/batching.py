@@ -42,8 +42,7 @@ class BatchQueue:
 
     def __init__(self, engine: Engine, postprocess: Postprocess, limits: ServeLimits) -> None:
         self.engine, self.limits = engine, limits
-        self.classes, self.transform = engine.classes, engine.transform
-        self.thresholds = postprocess.thresholds
+        self.outputs, self.transform = postprocess.outputs, engine.transform
         self.pipeline = Pipeline(engine, postprocess)
         self.max_batch = min(MAX_BATCH, engine.batch)
         self.admitted = 0
@@ -154,7 +153,7 @@ class BatchQueue:
         self.num_batches += 1
         self.num_predicted += len(images)
         found = self.pipeline.predict_batch(images)
-        if not self.engine.thresholds:
+        if not self.outputs.several:
             self.expected_right += sum(one.probability for one in found)
             self.num_unlike += sum(OUT_OF_DISTRIBUTION in one.notes for one in found)
         return found

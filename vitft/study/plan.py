@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitft.config.run import Config
-from vitft.config.schema import one_class_only
 from vitft.data.image_table import Images
 from vitft.data.remote.copies import prepare_data
 from vitft.data.scan import assign_parts, scan
@@ -60,8 +59,7 @@ def check_study(
         if name not in BASELINES:
             check_weights_name(source, allow_pickle=config.weights.allow_pickle, allow_random=True)
     folder = assign_parts(scan(prepare_data(data, spec), spec), "test")
-    if folder.labels:
-        raise one_class_only("vitft study")
+    folder.outputs.require_one_class("vitft study")
     if folder.layout == "classes" and any(file.group for file in folder.rows):
         raise UsageError(
             f"a study samples individual images, but {data} defines groups of images",

@@ -78,7 +78,7 @@ class Dataset:
         With a teacher, these are class probabilities (n, C) of the image, whatever its view: the
         labels mixed with the probabilities of the teacher. Otherwise, they are the labels.
         """
-        labels, classes = self.labels(rows), len(self.manifest.outputs)
+        labels, classes = self.labels(rows), len(self.manifest.outputs.classes)
         if not self.soft:
             return labels
         found = np.array([self.soft[row.sha256] for row in rows]).reshape(len(rows), classes)

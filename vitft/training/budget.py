@@ -231,14 +231,14 @@ def _compare(usual: Start, other: Start) -> StartTrial | None:
 def _held_out_scores(start: Start) -> tuple[np.ndarray[Any, Any], Tensor] | None:
     """Return indices (m,) of training images and their logits (m, C) from cross-validated heads."""
     inputs, config, data = start.inputs, start.config, start.inputs.data
-    rows, names = data.manifest.train, data.manifest.outputs
+    rows, outputs = data.manifest.train, data.manifest.outputs
     x, y = inputs.inputs_to_head(start.pipeline.model, rows), data.labels(rows).cpu()
     groups, seed, balanced = data.group_ids(rows), config.train.seed, config.balances
     assert inputs.extractor is not None
     solved = solve_head(
         x,
         y,
-        classes=len(names),
+        classes=len(outputs.classes),
         l2=config.optim.l2,
         balanced=balanced,
         seed=seed,
@@ -246,7 +246,9 @@ def _held_out_scores(start: Start) -> tuple[np.ndarray[Any, Any], Tensor] | None
         read=inputs.extractor.prefix.leading,
     )
     method = solved.method
-    scores = cross_validate(x, y, names, method=method, balanced=balanced, seed=seed, groups=groups)
+    scores = cross_validate(
+        x, y, outputs, method=method, balanced=balanced, seed=seed, groups=groups
+    )
     return None if scores is None else (scores[1][0].numpy(), scores[1][1])
 
 

@@ -15,7 +15,7 @@ from vitft.config.run import (
     read_run_config,
     section_from_table,
 )
-from vitft.config.schema import one_class_only, shown_value
+from vitft.config.schema import shown_value
 from vitft.data.demo import DEMO_FOLDER
 from vitft.data.fixes import apply_fixes
 from vitft.data.image_table import Images
@@ -135,9 +135,7 @@ def _check_trackers(config: Config) -> None:
 def log_data(folder: Images, name: str) -> None:
     """Log how many images and classes or labels a run starts from."""
     files = count(len(folder.rows), "image")
-    kinds = f"in {count(len(folder.classes), 'class', 'classes')}"
-    labels = f"with {count(len(folder.labels), 'label')}"
-    log.info(labelled("Data", f"{name}, {files} {labels if folder.labels else kinds}"))
+    log.info(labelled("Data", f"{name}, {files} {folder.outputs.scope}"))
 
 
 def _with_weights(config: Config, *, images: int) -> Config:
@@ -162,8 +160,7 @@ def _with_teacher(config: Config, folder: Images) -> Config:
     if not train.teacher:
         return config
     images = apply_fixes(folder, config.data)[0]
-    if images.labels:
-        raise one_class_only(f"train.teacher={train.teacher}")
+    images.outputs.require_one_class(f"train.teacher={train.teacher}")
     try:
         opened = open_checkpoint(find_model(train.teacher))
     except RunError as error:
@@ -177,7 +174,7 @@ def _with_teacher(config: Config, folder: Images) -> Config:
         )
     known, wanted = {*opened.card.classes}, {*images.classes}
     differences = {"lacks": wanted - known, "also has": known - wanted}
-    if known != wanted or opened.card.thresholds:
+    if known != wanted or opened.card.several:
         found = [f"{verb} {listing(sorted(names))}" for verb, names in differences.items() if names]
         raise RunError(
             f"the teacher {train.teacher} does not have the classes of the data: it "

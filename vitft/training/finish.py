@@ -32,6 +32,7 @@ from vitft.metrics.classification import (
     probability_metrics,
 )
 from vitft.metrics.intervals import Floats
+from vitft.metrics.outputs import Outputs
 from vitft.metrics.results import FinalTestResults, RunResults
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
@@ -55,7 +56,7 @@ class _Evaluated(NamedTuple):
 
     results: RunResults
     temperature: "float | Floats"  # divisor of the logits; one per label (C,) if multi-label
-    thresholds: tuple[float, ...]  # minimum probability of each label, if multi-label
+    outputs: Outputs  # of the model, with the thresholds of labels
     arrays: Mapping[str, NDArray[Any]]  # contents of validation.npz
 
 
@@ -66,7 +67,7 @@ def write_best(fitted: Fitted) -> None:
         best.restore()
         if best.facts["epochs"]:
             fitted.adapter = merge_adapters(fitted.model)
-            _write_model(fitted)
+            _write_model(fitted, fitted.inputs.data.manifest.outputs)
             run.write_json(run.eval.name, best.results)
 
 
@@ -87,29 +88,27 @@ def evaluate(fitted: Fitted) -> _Evaluated:
         exact = logits.double()  # shared: with many classes, it is large
         validation = ScoredSet(exact.numpy(), labels.numpy(), groups)
         fit, training = data.group.main_only(lambda: _calibrate(validation, data, scored))
-        thresholds, held_out = np.empty(0), np.array(0.5)
-        if manifest.labels:  # each row of `held_out` (n, C) was chosen without its own image
+        outputs, held_out = manifest.outputs, None
+        if outputs.several:  # each row of `held_out` (n, C) was chosen without its own image
             values, apart = fit_thresholds(validation, training)
             # The largest float below 1 is above every probability that is not rounded to 1.
             limits = _MIN_THRESHOLD, 1 - _MIN_THRESHOLD
-            thresholds = sigmoid(values / fit.value).clip(*limits)
-            held_out = sigmoid(apart)
+            chosen = sigmoid(values / fit.value).clip(*limits).tolist()
+            outputs, held_out = replace(outputs, thresholds=tuple(chosen)), sigmoid(apart)
 
         # Contents of eval.json
-        measured = classification_metrics(
-            logits, labels, manifest.outputs, thresholds=held_out, groups=groups
-        )
+        measured = classification_metrics(logits, labels, outputs, held_out=held_out, groups=groups)
         if "labels" in measured:
-            scales = np.broadcast_to(fit.value, len(thresholds)).tolist()
+            scales = np.broadcast_to(fit.value, len(outputs.classes)).tolist()
             per_label = measured["labels"]["per_label"].values()
-            for row, value, scale in zip(per_label, thresholds.tolist(), scales, strict=True):
+            for row, value, scale in zip(per_label, outputs.thresholds, scales, strict=True):
                 row["threshold"], row["temperature"] = value, scale
         metrics = {
             **results,
             **measured,
             **calibrated_metrics(exact, labels, fit, groups),
             **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
-            **_final_test(fitted, fit.value, thresholds),
+            **_final_test(fitted, fit.value, outputs),
             "seconds": round(time.monotonic() - fitted.runtime.started, 1),
         }
 
@@ -127,7 +126,7 @@ def evaluate(fitted: Fitted) -> _Evaluated:
             arrays |= {"train_probability": probability, "train_correct": correct}
         if scored is not None and (predicted := _cross_validated_classes(data, scored)) is not None:
             arrays["cross_validated"] = predicted
-    return _Evaluated(cast("RunResults", metrics), fit.value, tuple(thresholds.tolist()), arrays)
+    return _Evaluated(cast("RunResults", metrics), fit.value, outputs, arrays)
 
 
 def _divided(logits: Tensor, temperature: "float | Floats") -> Tensor:
@@ -174,7 +173,7 @@ def _cross_validated_classes(data: Dataset, scored: ScoredImages) -> NDArray[np.
 
 
 def _final_test(
-    fitted: Fitted, temperature: "float | Floats", thresholds: Floats
+    fitted: Fitted, temperature: "float | Floats", outputs: Outputs
 ) -> dict[str, FinalTestResults]:
     """Evaluate the model on the test images other than copies of other images, if any."""
     data = fitted.inputs.data
@@ -192,10 +191,9 @@ def _final_test(
     return {
         "test": {
             **classification_metrics(
-                _divided(logits, temperature) if len(thresholds) else logits,
+                _divided(logits, temperature) if outputs.several else logits,
                 labels,
-                data.manifest.outputs,
-                thresholds=thresholds,
+                outputs,
                 groups=groups,
             ),
             **probability_metrics(
@@ -262,13 +260,13 @@ def write_final(fitted: Fitted, evaluated: _Evaluated) -> None:
         if run.writes:
             with writing(run.eval):
                 run.eval.unlink(missing_ok=True)
-        if evaluated.thresholds or temperature != 1:
+        if evaluated.outputs.several or temperature != 1:
             assert isinstance(model.head, nn.Linear)
             with torch.no_grad():
                 for parameter in model.head.parameters():
                     by_label = parameter.movedim(0, -1)
                     by_label.copy_(_divided(by_label, temperature))
-            _write_model(fitted, evaluated.thresholds)
+            _write_model(fitted, evaluated.outputs)
         run.write_arrays("validation.npz", **evaluated.arrays)
         run.write_json(run.eval.name, evaluated.results)
         fitted.final = evaluated.results
@@ -282,13 +280,12 @@ def write_final(fitted: Fitted, evaluated: _Evaluated) -> None:
         )
 
 
-def _write_model(fitted: Fitted, thresholds: tuple[float, ...] = ()) -> None:
+def _write_model(fitted: Fitted, outputs: Outputs) -> None:
     report, data = fitted.start.report, fitted.inputs.data
     card = Card(
         architecture=fitted.model.config,
         transform=data.transform,
-        classes=data.manifest.outputs,
-        thresholds=thresholds or (0.5,) * len(data.manifest.labels),
+        **outputs.table,
         weights=report.provenance,
         pos_embed=report.positions,
         split=data.manifest.digest,

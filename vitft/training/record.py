@@ -380,8 +380,8 @@ def open_run(out: Path, start: Start, runtime: Runtime) -> Iterator[rundir.RunDi
             if group.is_main:
                 run.write("config.toml", to_toml(config))
                 manifest.write(run.split)
-                names = json.dumps(dict(enumerate(manifest.outputs)), indent=4)  # as the reference
-                run.write(run.class_indices.name, names)
+                names = dict(enumerate(manifest.outputs.classes))
+                run.write(run.class_indices.name, json.dumps(names, indent=4))  # as the reference
                 _write_for_resume(run, WEIGHTS_FILE, start.report.provenance)
                 if start.budget is not None:
                     _write_for_resume(run, _BUDGET_FILE, start.budget)

@@ -118,16 +118,16 @@ def _score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
     distinct = data.distinct
     x, y = inputs.last_features(distinct), data.labels(distinct).cpu()
     groups = data.group_ids(distinct)
-    rows = cross_validation_rows(y, len(data.manifest.outputs), seed, most=CV_IMAGES)
+    rows = cross_validation_rows(y, len(data.manifest.outputs.classes), seed, most=CV_IMAGES)
     if rows is None:
         return ScoredImages(features=x, held_out=None)
     logits = out_of_fold_logits(
         x[rows],
         y[rows],
         groups[rows],
-        classes=len(data.manifest.outputs),
+        classes=len(data.manifest.outputs.classes),
         seed=seed,
-        l2=default_penalty(y, len(data.manifest.outputs)),
+        l2=default_penalty(y, len(data.manifest.outputs.classes)),
     )
     known = ~in_one_group(y[rows], groups[rows])
     return ScoredImages(features=x, held_out=(rows[known], logits[known]))
@@ -165,7 +165,7 @@ def _score_labels(
         if row.sha256 in labels:
             labels[row.sha256].add(row.label)
     paths = [[row.path] if len(labels[row.sha256]) == 1 else [] for row in some]
-    names = data.manifest.outputs
+    names = data.manifest.outputs.classes
     conflicts = {
         row.sha256: dict(zip(names, found.tolist(), strict=True))
         for row, found in zip(some, chances, strict=True)
@@ -367,6 +367,6 @@ def _select_images(
     some = {*paths}
     by_path = {row.path: row for row in manifest.rows if row.path in some}
     rows = {by_path[path].sha256: by_path[path] for path in paths if path in by_path}
-    index = {name: number for number, name in enumerate(manifest.outputs)}
+    index = {name: number for number, name in enumerate(manifest.outputs.classes)}
     predicted = {p.sha256: index[p.most_probable] for p in wrong[:12]}
     return predicted, list(rows.values())

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitft.config.run import Config, read_run_config, to_toml
-from vitft.config.schema import require
 from vitft.config.sections import DataSpec, layers_text
 from vitft.data.arrays import data_path
 from vitft.data.duplicates import KnownImages
@@ -140,11 +139,8 @@ def list_images(
         f"data.fixes={spec.fixes}": spec.fixes,
     }
     for setting, is_set in needs_one_class.items():
-        require(
-            not (folder.labels and is_set),
-            f"{setting} cannot be used for multi-label classification",
-            fix="remove it, or use data.labels=one if each image has exactly one class",
-        )
+        if is_set:
+            folder.outputs.require_one_class(setting)
     return folder, replace(config, data=located)
 
 
@@ -496,8 +492,6 @@ def dry_run(
     labels = _expected_training_labels(folder, config.data)
     by_dates = config.data.split == "time" and not _has_dates(folder, config.data)
     test = sum(file.split == "test" for file in folder.rows)
-    kinds = count(len(folder.labels), "label")
-    what = f"with {kinds}" if folder.labels else f"in {len(folder.classes)} classes"
     parts = (
         f"the latest {config.data.val_rate:.0%} are held out, once the dates are read"
         if by_dates
@@ -505,7 +499,7 @@ def dry_run(
         "for validation"
     )
     plan = [
-        f"{count(len(folder.rows), 'image')} {what}, not opened yet: {parts}"
+        f"{count(len(folder.rows), 'image')} {folder.outputs.scope}, not opened yet: {parts}"
         f"{f', and {test:,} for the final test' * (test > 0)}",
         *folder.notes,
     ]

@@ -70,7 +70,7 @@ def solve_head_stage(fitted: Fitted) -> SolvedHead:
         return solve_head(
             training,
             torch.cat([data.labels(data.manifest.train).cpu()] * len(views)),
-            classes=len(data.manifest.outputs),
+            classes=len(data.manifest.outputs.classes),
             l2=config.optim.l2,
             balanced=config.balances,
             seed=config.train.seed,
@@ -80,7 +80,7 @@ def solve_head_stage(fitted: Fitted) -> SolvedHead:
             centre=fitted.centre,
         )
 
-    images, classes = len(views) * len(data.manifest.train), len(data.manifest.outputs)
+    images, classes = len(views) * len(data.manifest.train), len(data.manifest.outputs.classes)
     with (
         fitted.runtime.stopper.deferred_to_next(when=group.size > 1),  # none waits for another
         threads_for(images, model.feature_size, heads=CV_FOLDS * classes),
@@ -111,7 +111,7 @@ def _score(
 ) -> SolvedHeadResults:
     """Score the solved head, and score all images by cross-validation, for later steps too."""
     data, read, (training, validation, distinct) = fitted.inputs.data, solved.method.read, features
-    labels, classes = data.labels(data.manifest.train).cpu(), data.manifest.outputs
+    labels, classes = data.labels(data.manifest.train).cpu(), data.manifest.outputs.classes
     plain, held_out = training[: len(labels), :read], validation[:, :read]
     votes = nearest_neighbours(plain, labels, held_out, classes=len(classes))
     truth = data.labels(distinct_rows(data.manifest.val)).cpu()
@@ -218,7 +218,7 @@ def _head_features(
     found = [torch.cat(parts) if len(parts) > 1 else parts[0]]  # a single part is not copied
     for rows in (distinct_rows(data.manifest.val), data.distinct):
         found.append(inputs.inputs_to_head(model, rows))
-    heads = CV_FOLDS * len(data.manifest.outputs)
+    heads = CV_FOLDS * len(data.manifest.outputs.classes)
     if data.device.type == "cuda" and found[0].numel() * heads > _GPU_COST:
         room = torch.cuda.mem_get_info(data.device)[0] - _GPU_ROOM_BYTES
         if 2 * sum(x.nbytes for x in found) < room:  # the features, and a standardised copy
@@ -424,7 +424,7 @@ def make_trainer(config: Config, inputs: StageInputs, precision: str) -> Trainer
         weights = len(labels) / (counts * len(counts)).float()
     images = epoch_size([row.label for row in data.manifest.train], train)
     sharded = train.shard and data.group.size > 1 and not cut.pooled
-    classes, reads_pixels = len(data.manifest.outputs), cut.prefix is None
+    classes, reads_pixels = len(data.manifest.outputs.classes), cut.prefix is None
     return Trainer(
         cut.suffix,
         optim,
@@ -432,7 +432,7 @@ def make_trainer(config: Config, inputs: StageInputs, precision: str) -> Trainer
         precision=precision,
         seed=train.seed,
         mix=batch_augmentation(train, classes) if reads_pixels else None,
-        loss=TrainingLoss(class_weights=weights, several=bool(data.manifest.labels)),
+        loss=TrainingLoss(class_weights=weights, several=data.manifest.outputs.several),
         compiled=train.compile,
         group=data.group,
         sharded=sharded,

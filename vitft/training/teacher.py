@@ -39,7 +39,7 @@ def with_soft_targets(data: Dataset, config: Config) -> Dataset:
     views = [eval_view(own.transform)]
     compute_views(extractor, own, rows, views, "extracting features of the teacher")
     logits = StageInputs(data=own, cut=pipeline.cut, extractor=extractor).logits(rows)
-    logits = logits[:, [classes.index(one) for one in data.manifest.outputs]]
+    logits = logits[:, [classes.index(one) for one in data.manifest.outputs.classes]]
     if data.group.is_main:
         same = percent(fraction_right(are_right(logits, data.labels(rows).cpu())))
         folder = run_of_weights(name)

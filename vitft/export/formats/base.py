@@ -25,8 +25,8 @@ from vitft.data.transforms import EvalTransform
 from vitft.export.plan import ExportPlan
 from vitft.export.trained import LabelledImage, TrainedRun
 from vitft.messages.results import export_accuracy
-from vitft.metrics.calibration import logit_of, sigmoid, softmax
 from vitft.metrics.intervals import Flags, Interval, accuracy_interval
+from vitft.metrics.outputs import Outputs
 from vitft.models.card import Card
 from vitft.predict.postprocess import not_finite
 from vitft.system import console
@@ -42,15 +42,13 @@ class OpenedModel:
     """An exported model as opened by its target tool."""
 
     by: str
-    classes: tuple[str, ...]
+    outputs: Outputs
+    """Without thresholds in formats that cannot contain them."""
     prepare: Callable[[Image.Image], NumericArray]
     """Function that converts an RGB image to model input, with the tool's own preprocessing if it
     has one."""
     logits: Callable[[NumericArray], NumericArray]
     """Function that computes float32 logits (B, C) from stacked inputs."""
-    thresholds: tuple[float, ...] = ()
-    """Minimum probability at which each label is predicted; empty for models that are not
-    multi-label, and for formats that cannot contain thresholds."""
     one_by_one: bool = False  # whether inputs may differ in size and therefore cannot be stacked
 
     def predict(self, inputs: Sequence[NumericArray]) -> NumericArray:
@@ -109,8 +107,7 @@ def open_module(model: torch.nn.Module, card: Card) -> OpenedModel:
     """Return an opened model that applies vitft's preprocessing and then runs a module."""
     return OpenedModel(
         by="vitft",
-        classes=card.classes,
-        thresholds=card.thresholds,
+        outputs=card,
         prepare=lambda image: normalised_input(card.transform, image),
         logits=module_logits(model),
     )
@@ -203,16 +200,10 @@ class ExportComparison:
         labels: list[int | Flags],
         size: int,
         *,
-        thresholds: tuple[float, ...] = (),
+        outputs: Outputs,
         units: Sequence[str] = (),
     ) -> Self:
         """Return the comparison of one export with the original; `units` are the images' groups."""
-
-        def predicted(logits: NumericArray) -> NumericArray:
-            """The predicted classes (n, 1) or, given thresholds, predicted label flags (n, C)."""
-            if not thresholds:
-                return np.asarray(logits.argmax(axis=1, keepdims=True))
-            return np.asarray(logits >= logit_of(np.asarray(thresholds)))
 
         def same(one: NumericArray, other: NumericArray) -> Flags:
             return np.asarray((one == other).all(axis=1))
@@ -220,12 +211,12 @@ class ExportComparison:
         before, after = np.concatenate(original[0]), np.concatenate(export[0])  # (n, C)
         truth = np.array(labels).reshape(len(labels), -1)
         is_noise = bool((truth < 0).any())
-        right = [same(predicted(logits), truth) for logits in (before, after)]
+        answers = [outputs.predicted(logits) for logits in (before, after)]
+        right = [same(answer, truth) for answer in answers]
         groups = np.unique(units, return_inverse=True)[1] if units else None
         difference = moved = float("inf")
         if before.shape == after.shape and np.isfinite(after).all():
-            probabilities = sigmoid if thresholds else softmax
-            one, other = (probabilities(logits.astype(np.float64)) for logits in (before, after))
+            one, other = map(outputs.probabilities, (before, after))
             difference, moved = (
                 float(np.abs(before - after).max()),
                 float(np.abs(one - other).max()),
@@ -237,14 +228,14 @@ class ExportComparison:
             difference=difference,
             moved=moved,
             largest=float(np.abs(before).max()),
-            changed=len(truth) - int(same(predicted(before), predicted(after)).sum()),
+            changed=len(truth) - int(same(*answers).sum()),
             correct=(int(right[0].sum()), int(right[1].sum())),
             interval=accuracy_interval(right[1], groups),
             groups=0 if groups is None else len({*units}),
             size=size,
             speed=1 / statistics.median(export[1]),
             original_speed=1 / statistics.median(original[1]),
-            several_labels=bool(thresholds),
+            several_labels=outputs.several,
         )
 
     def check(self, max_error: float = ExportFormat.max_error, *, is_half: bool = False) -> None:
@@ -295,7 +286,7 @@ def compare_exports(
             different class names.
     """
     for name, (model, _) in exports.items():
-        if model.classes != original.classes:
+        if model.outputs.classes != original.outputs.classes:
             raise RunError(
                 f"the --{name} export and the run have different class names",
                 fix="report this as a bug, and keep the run directory",
@@ -328,7 +319,7 @@ def compare_exports(
             logs[""],
             labels,
             size,
-            thresholds=original.thresholds,
+            outputs=original.outputs,
             units=units if any(units) else (),
         )
         for name, (model, size) in exports.items()

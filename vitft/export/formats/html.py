@@ -27,6 +27,7 @@ from vitft.export.formats.timm import unsupported_part
 from vitft.export.trained import TrainedRun
 from vitft.features.ood import Reference, read_reference
 from vitft.messages.results import accuracy_text, chance_clause, few_images_accuracy
+from vitft.metrics.outputs import Outputs
 from vitft.models.card import Card
 from vitft.models.find import PAGE_FILE
 from vitft.models.numpy_vit import Float32Array, NumpyModel, normalise, numpy_supports, strictly
@@ -65,8 +66,8 @@ def html_page(
         **facts,
         "config": asdict(card.vit) | read,
         "transform": card.transform.to_json(),
-        "classes": card.classes,
-        "thresholds": card.thresholds,
+        "thresholds": (),
+        **card.table,
         "tensors": described,
         "limit": None if reference is None else reference.limit,
         "intermediate": 0 if reference is None else reference.intermediate_blocks,
@@ -227,19 +228,13 @@ class HtmlFormat(ExportFormat):
         shape = {name: value for name, value in meta["config"].items() if name in known}
         model = NumpyModel(structured(shape, ViTConfig, "config"), tensors)
         transform = structured(meta["transform"], EvalTransform)
-        return _opened(model, transform, tuple(meta["classes"]), tuple(meta["thresholds"]))
+        return _opened(model, transform, Outputs.read(meta))
 
 
-def _opened(
-    model: NumpyModel,
-    transform: EvalTransform,
-    classes: tuple[str, ...],
-    thresholds: tuple[float, ...],
-) -> OpenedModel:
+def _opened(model: NumpyModel, transform: EvalTransform, outputs: Outputs) -> OpenedModel:
     return OpenedModel(
         by=f"NumPy {np.__version__}",
-        classes=classes,
-        thresholds=thresholds,
+        outputs=outputs,
         prepare=lambda image: normalise(transform.pixels(image), transform),
         logits=lambda inputs: np.asarray(_scores(model, inputs)),
     )
@@ -271,8 +266,7 @@ def _choose_precision(
     card, config = trained.card, trained.card.vit
     rounded = _read_tensors(*_store_model(weights, None, 8))
     exact, small = (
-        _opened(NumpyModel(config, tensors), card.transform, card.classes, card.thresholds)
-        for tensors in (weights, rounded)
+        _opened(NumpyModel(config, tensors), card.transform, card) for tensors in (weights, rounded)
     )
     (row,) = compare_exports(exact, {"html": (small, 0)}, trained.comparison_images(images))
     if row.images < _MIN_TRIED:
@@ -302,10 +296,9 @@ def _page_facts(
         unknown = "flagged, and how many images of unknown classes are flagged is not known"
         flagged = f"{reference.power() or unknown}.".capitalize()
     about = trained.sentences(licence, str)
-    names = ("label", "labels") if card.thresholds else ("class", "classes")
     return {
         "title": f"{results.data or 'images'}: image classifier",
-        "summary": f"{count(len(card.classes), *names)}: {listing(card.classes, 12)}. {accuracy}",
+        "summary": f"{card.counted}: {listing(card.classes, 12)}. {accuracy}",
         "caution": f"This model is at chance level: it {clause}." if clause else "",
         "licence": f"Licence of the model: {about['licence']} Code of this page: vitft "
         f"{version('vitft')}, Apache-2.0.",
@@ -318,6 +311,6 @@ def _page_facts(
             ("Weights", f"{precision[0].upper()}{precision[1:]}."),
             ("Licence", about["licence"]),
         ],
-        "table_title": f"{names[1].capitalize()}, with validation results",
+        "table_title": f"{card.nouns[1].capitalize()}, with validation results",
         "table": trained.class_figures(),
     }

@@ -31,6 +31,7 @@ from vitft.export.formats.base import (
 from vitft.export.formats.timm import labels_of
 from vitft.export.plan import DEFAULT_OPSET
 from vitft.export.trained import TrainedRun
+from vitft.metrics.outputs import Outputs
 from vitft.models.card import Card, add_graph_digest
 from vitft.models.find import ONNX_FILE, PROGRAM_FILE
 from vitft.predict.onnx_engine import OnnxEngine, open_session
@@ -81,17 +82,16 @@ def _describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = 
     }
     name = (_RESIZE_INPUT if takes_bytes else _PLANES_INPUT) if any_size else "pixels"
     layout = layouts[takes_bytes, any_size]
-    link = "sigmoid" if card.thresholds else "softmax"
+    link = "sigmoid" if card.several else "softmax"
     return json.dumps(
         {
-            "classes": list(card.classes),
+            **card.table,
             "transform": transform.to_json(),
             "input": {"name": name, "layout": layout, "bytes": takes_bytes, "any_size": any_size},
             "output": {"name": "logits", "layout": f"float32 (batch, classes), before the {link}"},
             "weights": dict(card.weights),
             "split": card.split,
             "made_by": f"vitft {version('vitft')}",
-            **({"thresholds": list(card.thresholds)} if card.thresholds else {}),
             **({"run": card.run.to_json()} if card.run else {}),
         },
         allow_nan=False,
@@ -167,8 +167,7 @@ class TorchExportFormat(ExportFormat):
         takes_bytes = described["input"]["bytes"]
         return OpenedModel(
             by=f"torch {torch.__version__}",
-            classes=tuple(described["classes"]),
-            thresholds=tuple(described.get("thresholds", ())),
+            outputs=Outputs.read(described),
             prepare=transform.pixels if takes_bytes else partial(normalised_input, transform),
             logits=module_logits(module),
         )
@@ -304,8 +303,7 @@ def _open_onnx(path: Path) -> OpenedModel:
     engine = OnnxEngine(path, threads=torch.get_num_threads())
     return OpenedModel(
         by=f"onnxruntime {version('onnxruntime')}",
-        classes=engine.classes,
-        thresholds=engine.thresholds,
+        outputs=engine.outputs,
         prepare=lambda image: engine.inputs(engine.view_of(image)[None])[0],
         logits=engine.logits,
         one_by_one=engine.any_size,
@@ -751,7 +749,7 @@ class TransformersJsFormat(ExportFormat):
     max_error = MAX_ERROR_ROUNDED
 
     def obstacle(self) -> str:
-        if self.card.thresholds:
+        if self.card.several:
             return (
                 "it is a multi-label model, and the image-classification pipeline of "
                 "transformers.js would apply a softmax to its logits"

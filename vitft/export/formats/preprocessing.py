@@ -205,7 +205,7 @@ class PreprocessingFormat(ExportFormat):
 
         return OpenedModel(
             by=f"NumPy {np.__version__}",
-            classes=self.card.classes,
+            outputs=self.card,
             prepare=prepare,
             logits=module_logits(self.trained.model),
         )

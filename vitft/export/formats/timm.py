@@ -17,6 +17,7 @@ from torch import Tensor
 from vitft.data.transforms import CROP_MODES, EvalTransform
 from vitft.export.formats.base import ExportFormat, OpenedModel, module_logits, open_module
 from vitft.export.trained import TrainedRun
+from vitft.metrics.outputs import Outputs
 from vitft.models.card import RUN_KEY, SEVERAL, THRESHOLDS, AnyConfig, Card
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.vit_config import SIZES, TIMM_POOLS, Activation, ViTConfig
@@ -178,7 +179,7 @@ class TimmFormat(SafetensorsFormat):
         mode = "L" if model.pretrained_cfg["input_size"][0] == 1 else "RGB"
         return OpenedModel(
             by=f"timm {timm.__version__}",
-            classes=tuple(model.pretrained_cfg["label_names"]),
+            outputs=Outputs.of(model.pretrained_cfg["label_names"]),
             prepare=lambda image: np.asarray(view(image.convert(mode)).numpy()),
             logits=module_logits(model),
         )
@@ -392,7 +393,7 @@ class TransformersFormat(ExportFormat):
             "qkv_bias": shape.qkv_bias,
             **labels_of(card),
             "dtype": "float32",
-            **({THRESHOLDS: list(card.thresholds)} if card.thresholds else {}),
+            **({THRESHOLDS: list(card.thresholds)} if card.several else {}),
             **({RUN_KEY: card.run.to_json()} if card.run else {}),
         }
         # If a folder is opened by its path, transformers reads the processor from config.json.
@@ -417,7 +418,7 @@ class TransformersFormat(ExportFormat):
         mode = "L" if model.config.num_channels == 1 else "RGB"
         return OpenedModel(
             by=f"transformers {transformers.__version__}",
-            classes=tuple(names[i] for i in range(len(names))),
+            outputs=Outputs.of(names[i] for i in range(len(names))),
             prepare=lambda image: np.asarray(
                 processor(image.convert(mode), return_tensors="pt")["pixel_values"][0].numpy()
             ),
@@ -430,7 +431,7 @@ def labels_of(card: Card) -> dict[str, Any]:
     return {
         "id2label": {str(i): name for i, name in enumerate(card.classes)},
         "label2id": {name: i for i, name in enumerate(card.classes)},
-        "problem_type": SEVERAL if card.thresholds else "single_label_classification",
+        "problem_type": SEVERAL if card.several else "single_label_classification",
     }
 
 

@@ -649,21 +649,22 @@ def load_initial_model(
     """
     weights, train = config.weights, config.train
     model: Model
+    names = folder.outputs.classes
     if weights.name == "none":
         model, report = _new_model(config, folder)
     else:
-        names = ["image_size", "pre_logits", "pos_embed", "mean", "std", "allow_pickle"]
+        options = ["image_size", "pre_logits", "pos_embed", "mean", "std", "allow_pickle"]
         model, report = load_backbone(
             weights.name,
-            num_classes=len(folder.outputs),
-            classes=folder.outputs if keep_head or weights.keep_head else (),
+            num_classes=len(names),
+            classes=names if keep_head or weights.keep_head else (),
             drop_path=train.drop_path,
             seed=train.seed,
-            **{name: getattr(weights, name) for name in names},
+            **{name: getattr(weights, name) for name in options},
         )
     if weights.keep_head and not report.head.startswith("kept"):
         raise UsageError(
-            f"--keep-head cannot be used: {weights.name} has no head for {listing(folder.outputs)}",
+            f"--keep-head cannot be used: {weights.name} has no head for {listing(names)}",
             fix="use a run or a model from `vitft zeroshot` with the classes of the data",
         )
     # The settings of the resizing method and of the crop
@@ -717,7 +718,8 @@ def _new_model(config: Config, folder: Images) -> tuple[VisionTransformer, LoadR
     shape = asdict(spec) | {"patch_size": as_pair(spec.patch_size)}
     shape["in_channels"] = shape.pop("channels") or (1 if all(g for _, g in readable) else 3)
     waves = shape.pop("positions") == "waves"
-    shape |= {"num_classes": len(folder.outputs), "drop_path": config.train.drop_path}
+    classes = len(folder.outputs.classes)
+    shape |= {"num_classes": classes, "drop_path": config.train.drop_path}
     vit = ViTConfig(image_size=image_size, **shape)
     given = _check_statistics(weights.mean, weights.std, vit.in_channels)
     mean, std = given or ((0.5,) * vit.in_channels,) * 2
