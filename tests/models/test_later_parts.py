@@ -111,8 +111,9 @@ def test_merging_lora_into_every_part_keeps_the_logits(fields: dict[str, Any]) -
 
     assert (adapted - before).abs().max() > 0.01
     assert [*model.state_dict()] == names
-    assert torch.allclose(model(pixels), adapted, atol=1e-6)
-    assert torch.allclose(features, adapted, atol=1e-6)  # by way of the class token's shortcut
+    allowed = 3e-6 * adapted.abs().max()  # of the largest logit: a small one is a difference
+    assert (model(pixels) - adapted).abs().max() < allowed
+    assert (features - adapted).abs().max() < allowed  # by way of the class token's shortcut
 
 
 @pytest.mark.parametrize("fields", [PARTS[i] for i in (2, 5, 8, 9)])

@@ -212,7 +212,7 @@ class Images:
     def names(self, row: Row) -> tuple[str, ...]:
         """Return the class of an image or, for multi-label data, its labels."""
         text = self.classes[row.label]
-        return split_labels(text) if self.labels else (text,)
+        return _split_labels(text) if self.labels else (text,)
 
     def targets(self, rows: Sequence[Row]) -> Sequence[int] | Flags:
         """Return class indices (n,) or, for multi-label data, flags (n, C) for the labels."""
@@ -342,14 +342,14 @@ def join_labels(labels: Iterable[str]) -> str:
     return JOINER.join(sorted({*labels}))
 
 
-def split_labels(text: str) -> tuple[str, ...]:
+def _split_labels(text: str) -> tuple[str, ...]:
     """Return the labels of a set, given its text."""
     return tuple(text.split(JOINER)) if text else ()
 
 
 def label_names(sets: Iterable[str]) -> tuple[str, ...]:
     """Return the labels that occur in any of the sets, sorted as strings."""
-    return tuple(sorted({label for text in sets for label in split_labels(text)}))
+    return tuple(sorted({label for text in sets for label in _split_labels(text)}))
 
 
 def membership(sets: Sequence[str], labels: Sequence[str]) -> Flags:
@@ -357,5 +357,5 @@ def membership(sets: Sequence[str], labels: Sequence[str]) -> Flags:
     index = {name: number for number, name in enumerate(labels)}
     found = np.zeros((len(sets), len(labels)), dtype=bool)
     for row, text in enumerate(sets):
-        found[row, [index[label] for label in split_labels(text)]] = True
+        found[row, [index[label] for label in _split_labels(text)]] = True
     return found

@@ -40,7 +40,7 @@ def test_the_first_of_many_pictures_are_those_of_a_sample() -> None:
 
     first = first_pictures(z)
 
-    assert sorted(y[first].tolist()) == [0, 1]
+    assert {*y[first].tolist()} == {0, 1}  # equal pictures may differ by rounding
 
 
 def test_identical_pictures_are_no_reason_to_fail() -> None:
