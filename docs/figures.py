@@ -28,7 +28,7 @@ from vitft.explain.attribution import attention_maps, attention_title, explain, 
 from vitft.explain.explainer import ExplainedModel, head_maps, load_run_model, validation_files
 from vitft.explain.heatmaps import Method, overlay
 from vitft.explain.model_figures import patch_figure, position_similarity
-from vitft.report.charts import epoch_ticks
+from vitft.report.charts import axis_of
 
 PAGE = Path(__file__).resolve().parents[1] / "benchmarks" / "notebook" / "tutorials.md"
 RUNS = ("digits", "first", "pre", "post")
@@ -106,9 +106,9 @@ def draw_methods(run: Path, out: Path) -> None:
     """Draw rollout and relevance of one flower of each kind."""
     model = load_run_model(str(run), device="cpu")
     methods = {"rollout": Method(name="rollout"), "relevance": Method()}
-    figure = Figure(figsize=(1.75 * len(model.classes), 5.4), layout="constrained")
-    grid = figure.subplots(3, len(model.classes))
-    for column, name in enumerate(model.classes):
+    figure = Figure(figsize=(1.75 * len(model.outputs.classes), 5.4), layout="constrained")
+    grid = figure.subplots(3, len(model.outputs.classes))
+    for column, name in enumerate(model.outputs.classes):
         pixels = opened(model, chosen(run, name))
         picture(grid[0, column], pixels, name)
         for row, method in enumerate(methods.values(), 1):
@@ -139,7 +139,7 @@ def curves(
         epochs = how.get("epochs", range(1, len(values) + 1))
         axes.plot(epochs, values, style, color=colour, label=label, linewidth=1.8)
     axes.set(ylim=(0, 100), xlabel="epoch", ylabel="accuracy, %")
-    axes.set_xticks(epoch_ticks(list(epochs)))
+    axes.set_xticks([tick for tick, _ in axis_of(epochs, "epoch", "epoch").ticks])
     axes.grid(color="#d1d9e0", linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)

@@ -141,13 +141,12 @@ def test_a_head_is_solved_where_its_features_are(kind: str) -> None:
     x += 1.5 * torch.eye(4).repeat(1, 12)[y]
     if kind == "several labels":
         y = torch.stack([y == 0, y == 1, y < 2, y == 3], dim=1).float()
+    outputs = Outputs.of("abcd", several=y.ndim == 2)
 
     def figures_of(x: torch.Tensor) -> list[torch.Tensor]:
         read = 24 if kind == "several blocks" else None
         head = solve_head(x, y, classes=4, balanced=False, seed=0, read=read)
-        scores = cross_validate(
-            x, y, Outputs.of("abcd"), method=head.method, balanced=False, seed=0
-        )
+        scores = cross_validate(x, y, outputs, method=head.method, balanced=False, seed=0)
         assert scores is not None
         votes = nearest_neighbours(x, y, x[:30], classes=4)
         others = votes_outside_group(x, y, torch.arange(120) // 2, classes=4)

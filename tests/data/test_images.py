@@ -16,7 +16,7 @@ import pytest
 from PIL import Image, PngImagePlugin, features
 
 from tests.support.children import python
-from vitft.data import decode, open_image, read_bytes
+from vitft.data import OpenedImage, Row, decode, open_image, read_bytes
 from vitft.system import EXTRA_LIBRARIES, ImageError
 
 
@@ -113,6 +113,13 @@ def tiff(width: int, height: int, pixels: bytes, *, bits: tuple[int, ...] = (8,)
     ]  # fmt: skip
     entries = b"".join(struct.pack("<HHII", *tag) for tag in tags)
     return b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + entries + bytes(4) + pixels + packed
+
+
+def negative(content: bytes) -> bytes:
+    """The TIFF with 0 as white instead of black."""
+    tag = struct.pack("<HHI", 262, 3, 1)
+    assert content.count(tag + b"\1") == 1
+    return content.replace(tag + b"\1", tag + b"\0")
 
 
 def wide(values: Iterable[int], dtype: str = "uint16") -> Image.Image:
@@ -292,6 +299,29 @@ def test_the_first_of_several_frames_is_decoded(kind: str, remark: str, kept: in
     assert red > 245
     assert max(green, blue) < 10
     assert remark in picture.odd
+
+
+def test_the_fast_decoder_of_photos_makes_the_same_remarks() -> None:
+    photo, other = Image.new("RGB", (24, 16), (90, 120, 60)), Image.new("RGB", (24, 16))
+    dated = Image.Exif()
+    dated.get_ifd(0x8769)[0x9003] = "2021:05:04 03:02:01"
+    sound = [
+        encoded(photo, "MPO", save_all=True, append_images=[other]),
+        encoded(photo, "JPEG", exif=dated),
+        encoded(photo, "JPEG"),
+    ]
+    for data in sound:
+        slow, fast = (
+            OpenedImage(Row("x.png", 0), data, max_pixels=10**6, fast=fast).facts()
+            for fast in (False, True)
+        )
+        assert fast == slow
+        assert "content is JPEG, but the suffix is .png" in fast.odd
+
+    cut_off = b"\xff\xed\0\x14Photoshop 3.0\0008BIM"  # which only Pillow's header parser minds
+    data = sound[0][:2] + cut_off + sound[0][2:]
+    found = OpenedImage(Row("x.jpg", 0), data, max_pixels=10**6, fast=True).facts()
+    assert (found.width, found.height) == (24, 16)
 
 
 OTHERS = {

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.conftest import tiny
 from tests.contract.built.images import png
-from tests.data.test_images import tiff
+from tests.data.test_images import negative, tiff
 from tests.support.children import ended
 from tests.support.export_run import make_run
 from vitft.data import EvalTransform, open_image
@@ -187,12 +187,14 @@ def test_the_python_program_opens_files_as_vitft_does(
     Image.fromarray(signed).save(tmp_path / "signed.tif")
     wide = greys.astype(np.uint16) * 257
     Image.fromarray(wide).save(tmp_path / "clear_wide.png", transparency=0)
+    Image.fromarray(wide).save(white := tmp_path / "white_is_0.tif")
+    white.write_bytes(negative(white.read_bytes()))
     wide[:, ::3] = 0
     bits = "".join(f"{value:012b}" for value in wide.ravel() >> 4)
     pixels = int(bits, 2).to_bytes(len(bits) // 8, "big")
     (tmp_path / "12_bits.tif").write_bytes(tiff(20, 30, pixels, bits=(12,)))
     paths = [*tmp_path.iterdir(), *(folder / "vectors").glob("*.[pt][ni][gf]")]
-    assert len(paths) == 17
+    assert len(paths) == 18
 
     for path in paths:
         found = reference.preprocess(reference.read_file(path))

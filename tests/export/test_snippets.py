@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import tiny
+from tests.data.test_images import negative
 from tests.support.children import python
 from tests.support.export_run import make_run
 from vitft.cli.main import main
@@ -162,7 +163,9 @@ def test_programs_scale_wide_images_by_the_range_of_the_training_images(
     values = np.random.default_rng(0).integers(0, 4096, (5, 6)).astype(np.uint16)
     for name, dtype in (("detector.png", np.uint16), ("map.tif", np.float32)):
         Image.fromarray(values.astype(dtype)).save(tmp_path / name)
-    wide = [photos[0], tmp_path / "detector.png", tmp_path / "map.tif"]
+    Image.fromarray(values).save(white := tmp_path / "white_is_0.tif")
+    white.write_bytes(negative(white.read_bytes()))
+    wide = [photos[0], tmp_path / "detector.png", tmp_path / "map.tif", white]
     plans = {
         "timm": plan_export(["timm"], str(tmp_path / "timm")),
         "resize": plan_export(["onnx"], str(tmp_path / "resize"), with_resize=True),

@@ -775,7 +775,11 @@ def _decode_upright(data: bytes, *, max_pixels: int) -> _Upright | None:
             return None
         header = None
         if place >= 0 or b"MPF\0" in data:  # Pillow parses headers in Python, in 0.14 ms
-            with JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as header:
+            # Without EXIF data, the header matters only to a remark
+            with (
+                contextlib.suppress(*DECODER_ERRORS if place < 0 else ()),
+                JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as header,
+            ):
                 if header.getexif().get(ORIENTATION, 1) != 1:
                     return None
         return _Upright(simplejpeg.decode_jpeg(data, strict=True), header)

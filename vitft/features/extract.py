@@ -62,7 +62,7 @@ from vitft.system.text import count
 log = logging.getLogger(__name__)
 
 _LARGEST_FEATURE = 1e15  # magnitude above which sums of squares of features may overflow in float32
-_FEATURES_VERSION = "1"  # incremented when the computation of features changes
+_FEATURES_VERSION = "2"  # incremented when the computation of features changes
 _BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
 """Number of images per forward pass, by device type; on a single CPU thread, larger batches do not
 help (benchmarks/notebook/speed.md)."""

@@ -54,7 +54,7 @@ class Fingerprints:
         if cache == "none":
             return
         # Versions are incremented if rows change
-        space, size = {"vitft": "3", "what": "sketches of images"}, FINGERPRINT_BYTES
+        space, size = {"vitft": "4", "what": "sketches of images"}, FINGERPRINT_BYTES
         if only_facts:
             space, size = {"vitft": "2", "what": "facts of images"}, 0
         elif grey_range:

@@ -65,9 +65,10 @@ class Outputs:
     def require_one_class(self, what: str) -> None:
         """Raise a UsageError if `what` does not support these outputs, because they are labels."""
         if self.several:
+            remove = "" if what.startswith("vitft") else "remove it, or "  # a command stays
             raise UsageError(
                 f"{what} does not support multi-label classification",
-                fix="use data and models with exactly one class per image (data.labels=one)",
+                fix=f"{remove}use data with exactly one class per image (data.labels=one)",
             )
 
     @property

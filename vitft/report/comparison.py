@@ -537,6 +537,7 @@ def _comparison_notes(
         "comparison.j2",
         messages=messages,
         listing=listing,
+        visible=visible,
         sizes=sizes,
         shown_sizes=[f"{size:,}" for size in sizes],
         common=common,
@@ -554,7 +555,7 @@ def _comparison_notes(
         is_evaluation=runs[0].is_evaluation,
         selected=[letter for letter, found in results if found.selected_on_validation],
     )
-    return text.splitlines()
+    return [line for line in text.split("\n") if line]
 
 
 def _data_changes(runs: Sequence[Run]) -> list[tuple[int, int, int]]:

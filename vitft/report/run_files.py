@@ -19,7 +19,7 @@ from typing import Any, cast
 from vitft.config.defaults import default_batch_size, default_lr, idle_augmentation, without_effect
 from vitft.config.run import config_from_table, merge_settings, read_run_config, setting_words
 from vitft.data.arrays import holds_arrays
-from vitft.data.image_table import Images, Row
+from vitft.data.image_table import Images, Row, distinct_places
 from vitft.data.images import jpeg_uri
 from vitft.data.remote.places import short_name
 from vitft.data.table import base_folder
@@ -229,15 +229,22 @@ def _with_evaluation(run: Run) -> Run:
             )
             for key, row in table
         ]
+        several = "labels" in results
+        names = tuple(sorted({row["label"] for _, row in table})) if several else classes
+        rows = [
+            Row(row["path"], names.index(row["label"]), "val", key, group=row.get("group") or "")
+            for key, row in table
+        ]
+        counted = distinct_places(rows).tolist()  # copies count once, as in a run
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         problem = f"{error} is missing or invalid"
         raise rundir.damaged_file(path / "predictions.csv", problem) from error
     return replace(
         run,
         classes=classes,
-        rows=[Row(row["path"], 0, "val", key, group=row.get("group") or "") for key, row in table],
-        split=Images(path, classes, (), classes if "labels" in results else ()),
-        predictions=tuple(predictions),
+        rows=[rows[place] for place in counted],
+        split=Images(path, names, (), classes if several else ()),
+        predictions=tuple(predictions[place] for place in counted),
         measured=cast("RunResults", results),
         is_evaluation=True,
     )

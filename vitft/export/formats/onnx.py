@@ -300,9 +300,11 @@ def _parameter_bytes(trained: TrainedRun) -> int:
 
 def _open_onnx(path: Path) -> OpenedModel:
     """Open a graph as `vitft predict` does, on as many threads as torch uses."""
+    import onnxruntime
+
     engine = OnnxEngine(path, threads=torch.get_num_threads())
     return OpenedModel(
-        by=f"onnxruntime {version('onnxruntime')}",
+        by=f"onnxruntime {onnxruntime.__version__}",
         outputs=engine.outputs,
         prepare=lambda image: engine.inputs(engine.view_of(image)[None])[0],
         logits=engine.logits,

@@ -70,7 +70,10 @@ def read_file(path: str | Path) -> DecodedPixels:
             depth = "12"
         samples = np.asarray(image)[:, :, None].astype(DEPTHS[depth])
         white = transparent if isinstance(transparent, int) else -1
-        return DecodedPixels(samples, "L", depth, orientation, white)
+        pixels = DecodedPixels(samples, "L", depth, orientation, white)
+        if image.format != "TIFF" or image.tag_v2.get(0x0106) != 0:
+            return pixels
+        return DecodedPixels(255 - bytes_of(pixels), "L", "8", orientation)  # 0 is white
     if image.has_transparency_data:
         image = image.convert("RGBA")
     elif image.mode not in MODES:  # palettes, black and white, YCbCr
