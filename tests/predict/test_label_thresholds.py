@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitft.predict import choose_label_thresholds
+from vitft.predict import HeldOut, choose_label_thresholds
 from vitft.system import RunDir, UsageError, write_json
 
 LABELS = ("cat", "dog", "sea")
@@ -18,12 +18,14 @@ def write_labels_run(
     """Write a run of three labels.
 
     Every other image has the first label, of which the model is less and less certain. The second
-    label is as probable as not, and wrong every other time. The third one is always wrong.
+    label is as probable as not, and wrong every other time. The third one is always wrong. Every
+    other training image is cross-validated.
     """
     path.mkdir()
     write_json(path / "class_indices.json", {str(i): name for i, name in enumerate(LABELS)})
     sets = ["cat|dog", "dog", "cat", ""]
-    rows = [f"{i}.jpg,{sets[i % 4]},val,{i:064x}" for i in range(validation)]
+    parts = ["val"] * validation + ["train"] * training * 2
+    rows = [f"{i}.jpg,{sets[i % 4]},{part},{i:064x}" for i, part in enumerate(parts)]
     header = "path,labels,split,sha256"
     if groups:
         header, rows = f"{header},group", [f"{row},g{i % groups}" for i, row in enumerate(rows)]
@@ -35,6 +37,7 @@ def write_labels_run(
     more = {
         "train_probability": np.tile([0.9995, 0.0001, 0.0001], (training, 1)),
         "train_correct": np.tile([True, False, False], (training, 1)),
+        "cross_validated": np.array([-1] * validation + [-1, 2] * training),
     }
     RunDir(path).write_arrays("validation.npz", logits=logits, **more if training else {})
     return path
@@ -62,6 +65,15 @@ def test_groups_count_instead_of_images(tmp_path: Path) -> None:
     assert choose_label_thresholds(run, 0.7, LABELS)[0] < 1
     with pytest.raises(UsageError, match="no label reaches a precision of 90%"):
         choose_label_thresholds(run, 0.9, LABELS)
+
+
+def test_groups_are_those_of_the_images_that_were_cross_validated(tmp_path: Path) -> None:
+    run = write_labels_run(tmp_path / "run", validation=4, training=3, groups=4)
+
+    groups = HeldOut.read(run).label_answers()[2]
+
+    assert groups is not None
+    assert groups.tolist() == [0, 1, 2, 3, 1, 3, 1]
 
 
 def test_copies_count_once(tmp_path: Path) -> None:

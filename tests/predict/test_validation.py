@@ -50,9 +50,8 @@ def test_cross_validated_predictions_are_probabilities(
 ) -> None:
     with np.load(run / "validation.npz") as file:
         logits = file["logits"]
-    RunDir(run).write_arrays(
-        "validation.npz", logits=logits, train_probability=probability, train_correct=correct
-    )
+    given = {f"train_{name}probability": probability for name in ("", "label_")}
+    RunDir(run).write_arrays("validation.npz", logits=logits, train_correct=correct, **given)
 
     if valid:
         found = HeldOut.read(run)

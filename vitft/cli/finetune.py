@@ -233,7 +233,7 @@ def _findings(run: Path, config: Config) -> tuple["Estimate | None", dict[str, i
     if not audit:
         return None, None
     held_out, settled = HeldOut.read(run), settled_paths(config.data)
-    groups = held_out.groups(len(held_out.validation))
+    groups = held_out.groups
     labels, copies = undecided_numbers(audit, settled)
     apart = [group for group in audit["duplicates"] if group["across_split"]]
     _, across = undecided_numbers({**audit, "duplicates": apart}, settled)

@@ -83,7 +83,8 @@ class HeldOut:
     label_probability: Floats
     """Probability (m,) of the true class of training images; none of a multi-label model."""
     train_logits: ScoreArray  # logits (m, C) of these images; none of a multi-label model
-    cross_validated: Mapping[str, str]  # cross-validated class of images by their SHA-256
+    cross_validated: Mapping[str, str]
+    """Cross-validated class, or most probable label, of images by their SHA-256."""
 
     @classmethod
     def read(cls, run: Path) -> Self:
@@ -100,7 +101,8 @@ class HeldOut:
                 raise rundir.damaged_file(path, f"{name} is not valid; its shape is {values.shape}")
             return values
 
-        shape, classes = (len(split.val), len(split.outputs.classes)), len(split.classes)
+        classes = split.outputs.classes
+        shape = len(split.val), len(classes)
         logits = array(
             "logits",
             np.float32,
@@ -115,17 +117,20 @@ class HeldOut:
         of_label = array(
             "train_label_probability",
             np.float64,
-            lambda x: x.shape in (probability.shape, (0,)) and ((x >= 0) & (x <= 1)).all(),
+            lambda x: (
+                x.shape == ((0,) if split.labels else probability.shape)
+                and ((x >= 0) & (x <= 1)).all()
+            ),
         )
         train_logits = array(
             "train_logits",
             np.float32,
-            lambda x: x.shape in ((len(probability), classes), (0,)) and np.isfinite(x).all(),
+            lambda x: x.shape in ((len(probability), len(classes)), (0,)) and np.isfinite(x).all(),
         )
         numbers = array(
             "cross_validated",
             np.int64,
-            lambda x: len(x) in (len(split.rows), 0) and ((x >= -1) & (x < classes)).all(),
+            lambda x: len(x) in (len(split.rows), 0) and ((x >= -1) & (x < len(classes))).all(),
         )
         return cls(
             run=run,
@@ -136,7 +141,7 @@ class HeldOut:
             label_probability=of_label,
             train_logits=train_logits,
             cross_validated={
-                row.sha256: split.classes[number]
+                row.sha256: classes[number]
                 for row, number in zip(split.rows, numbers.tolist(), strict=False)
                 if number >= 0
             },
@@ -182,11 +187,14 @@ class HeldOut:
 
     @cached_property
     def _training(self) -> list[Row]:
-        """Rows of the distinct training images with a cross-validated class, or with labels."""
+        """Rows of the distinct training images of `probability`, which were cross-validated."""
         distinct = distinct_rows(self.split.where(self.split.column("split") != "test").rows)
-        scored = {row.sha256 for row in distinct} if self.split.labels else {*self.cross_validated}
-        scored -= {row.sha256 for row in self.split.val}
-        return [row for row in distinct if row.sha256 in scored]
+        scored = self.cross_validated.keys() - {row.sha256 for row in self.split.val}
+        found = [row for row in distinct if row.sha256 in scored] if len(self.probability) else []
+        if len(found) != len(self.probability):
+            path = self.run / _VALIDATION_FILE
+            raise rundir.damaged_file(path, "it does not belong to split.csv")
+        return found
 
     @cached_property
     def _distinct(self) -> tuple[Sequence[Row], ScoreArray]:
@@ -199,11 +207,7 @@ class HeldOut:
         These follow if calibration used their cross-validated predictions, because then they are
         comparable.
         """
-        validation, training = self.validation, self._training if len(self.probability) else []
-        if not len(training) == len(self.probability) == len(self.label_probability):
-            raise rundir.damaged_file(
-                self.run / _VALIDATION_FILE, "it does not belong to split.csv"
-            )
+        validation, training = self.validation, self._training
         rows = [*distinct_rows(self.split.val), *training]
         predicted = [one.predicted for one in validation]
         predicted += [self.cross_validated[row.sha256] for row in training]
@@ -215,7 +219,7 @@ class HeldOut:
             label_probability=np.array(
                 [*(one.label_probability for one in validation), *self.label_probability]
             ),
-            groups=self.groups(len(rows)),
+            groups=_groups_of(rows),
         )
 
     def scores(self) -> tuple[ScoreArray, Ints, Groups | None]:
@@ -240,8 +244,7 @@ class HeldOut:
         if len(self.probability):
             values = np.concatenate([values, self.probability])
             truth = np.concatenate([truth, self.correct])
-        is_known = len(self.probability) in (0, len(self._training))
-        return values, truth, self.groups(len(values)) if is_known else None
+        return values, truth, _groups_of([*rows, *self._training])
 
     def in_words(self, images: int, groups: Groups | None) -> str:
         """Return in words on how many images something was measured, and how exactly."""
@@ -253,12 +256,14 @@ class HeldOut:
             reduced = f", computed in {environment['precision'] if environment else 'bf16 or fp16'}"
         return scored_images(counts, kind) + reduced
 
-    def groups(self, images: int) -> Groups | None:
-        """Return the groups of `images` distinct validation and then training images, if any."""
-        rows = (*distinct_rows(self.split.val), *self._training)[:images]
-        if len(rows) < images:
-            return None
-        return number_groups([row.group for row in rows], (row.sha256 for row in rows))
+    @property
+    def groups(self) -> Groups | None:
+        """Groups of the distinct validation images, if they have any."""
+        return _groups_of(self._distinct[0])
+
+
+def _groups_of(rows: Sequence[Row]) -> Groups | None:
+    return number_groups([row.group for row in rows], (row.sha256 for row in rows))
 
 
 def read_split(run: Path) -> Images:

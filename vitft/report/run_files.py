@@ -284,7 +284,7 @@ def read_run(path: Path) -> Run:
         rows=split.rows,
         split=split,
         predictions=held_out.validation,
-        cross_validated=held_out.cross_validated,
+        cross_validated={} if split.labels else held_out.cross_validated,
         measured=results or cast("RunResults", {}),
         log=rundir.read_run_lines(path / "metrics.jsonl", LogLine),
         environment=rundir.read_environment(path / "environment.json")

@@ -4,8 +4,8 @@ docs/results.md describes the files. The arrays of validation.npz are `logits` (
 model for the validation images, in the order of split.csv; `train_probability` (m,) and
 `train_correct` (m,) of the cross-validated predictions for training images, if calibration used
 them, `train_label_probability` (m,) of their true classes, and `train_logits` (m, C); and
-`cross_validated` (rows,), the cross-validated class of each row of split.csv or -1, if the model is
-a head that was solved. Does not import torch.
+`cross_validated` (rows,), the cross-validated class, or most probable label, of each row of
+split.csv or -1, if the model is a head that was solved. Does not import torch.
 """
 
 import contextlib

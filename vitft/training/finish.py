@@ -159,8 +159,11 @@ def _calibrate(
 
 
 def _cross_validated_classes(data: Dataset, scored: ScoredImages) -> NDArray[np.int32] | None:
-    """Return the cross-validated class of each row of split.csv (n,), or -1, if known."""
-    if scored.held_out is None or data.manifest.labels:
+    """Return the cross-validated class, or most probable label, of each row of split.csv (n,).
+
+    It is -1 for rows that are not cross-validated.
+    """
+    if scored.held_out is None:
         return None
     distinct, (rows, logits) = data.distinct, scored.held_out
     predicted = logits.argmax(dim=1).tolist()
