@@ -81,9 +81,9 @@ def _check_command(args: argparse.Namespace) -> int:
     if args.fixes:
         spec = replace(spec, fixes=args.fixes, fixes_digest="")
     name, pickles = args.weights or config.weights.name, config.weights.allow_pickle
-    config = replace(config, weights=replace(config.weights, name=name))
     if name:  # only a run can allow pickles here
         check_weights_name(name, allow_pickle=pickles or None, allow_random=True)
+    config = replace(config, weights=replace(config.weights, name=name))
     named = {k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None}
     used = replace(config, data=spec, train=replace(config.train, **named))
     outcome = check_folder(data, used, split=split, needs_fixes=bool(args.fixes))

@@ -210,14 +210,21 @@ def find_runs(runs: Sequence[str]) -> list[Path]:
 
 def _with_evaluation(run: Run) -> Run:
     """Return the output of `vitft evaluate --out` as a run with evaluated validation images."""
-    results, path = rundir.read_run_json(run.path / "eval.json", EvaluationResults), run.path
+    path = run.path
     content = rundir.read_run_bytes(path / "predictions.csv") or b""
-    lines = io.StringIO(content.decode("utf-8", "surrogateescape"), newline="")
+    lines = csv.DictReader(io.StringIO(content.decode("utf-8", "surrogateescape"), newline=""))
+    if "sha256" not in (lines.fieldnames or ()):
+        raise RunError(
+            f"cannot compare {path}: its predictions.csv has no column sha256, by which images are "
+            "matched",
+            fix="evaluate again with `vitft evaluate`, and leave this column in the table",
+        )
+    results = rundir.read_run_json(path / "eval.json", EvaluationResults)
     try:
         assert results is not None
         classes = tuple(results["per_class"])
         # Scored images; several labels may be none of them
-        table = [(row["sha256"], row) for row in csv.DictReader(lines) if row["probability"]]
+        table = [(row["sha256"], row) for row in lines if row["probability"]]
         predictions = [
             validation.ValidationPrediction(
                 path=row["path"],
