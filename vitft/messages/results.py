@@ -602,7 +602,9 @@ def result_rows(results: Results, budget: BudgetResults | None = None, *, remedy
 
 def metric_lines(results: Results, found: Mapping[str, Any]) -> list[str]:
     """Return the baseline and the main metrics of only this kind of labels, one per line."""
-    texts = [*filter(None, map(baseline_text, results.estimates[:1]))]
+    texts = [
+        f"{text} {one.measure}" for one in results.estimates[:1] if (text := baseline_text(one))
+    ]
     if labels := found.get("labels"):
         texts.append(f"mean F1 of the labels: {with_interval(labels, 'macro_f1')}")
     return texts

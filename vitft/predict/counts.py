@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +19,7 @@ from vitft.metrics.intervals import Floats, Groups, design_effect
 from vitft.predict.rows import OUT_OF_DISTRIBUTION, Prediction, Tally
 from vitft.system.errors import DataError, UsageError
 from vitft.system.suggest import misspelt_name
-from vitft.system.text import count
+from vitft.system.text import count, listing
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,6 @@ class LabelledSample:
 
         A DataError says that the table is invalid, or names an image that is not to be counted.
         """
-        from vitft.data.label_table import GROUP, bare_name  # it imports modules of training data
-
         reader, files = (
             TableReader(path, missing="check the path", fix=_FIX),
             dict[str, list[str]](),
@@ -75,9 +73,7 @@ class LabelledSample:
             if problem:
                 raise reader.error(problem, column="path", fix=fix)
             lines[file] = reader.line
-            names = [name for name in row if GROUP.fullmatch(bare_name(name))]
-            cell = row.get("group", "") or next(filter(None, map(row.get, names)), "")
-            group = groups.setdefault(cell.strip() or file, len(groups))
+            group = groups.setdefault(_group_in(row, reader) or file, len(groups))
             found |= dict.fromkeys(files[file], (index[label], group))
         if others:
             log.info(
@@ -96,6 +92,17 @@ class LabelledSample:
                 probability = round(one.probability, 3)
                 self.predicted.append((one.answer, probability, *self.labels[one.path]))
             yield one
+
+
+def _group_in(row: Mapping[str, str], reader: TableReader) -> str:
+    """Return the group in a row of a table, or an empty string."""
+    from vitft.data.label_table import GROUP, bare_name  # it imports modules of training data
+
+    named = [name for name in row if GROUP.fullmatch(bare_name(name))]
+    if len(named := ["group"] if "group" in named else named) > 1:
+        problem = f"several columns may contain the group: {listing(named)}"
+        raise reader.error(problem, fix="rename the one that does to group")
+    return "".join(row[name] for name in named).strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

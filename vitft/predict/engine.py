@@ -63,6 +63,7 @@ class Engine:
     transform: EvalTransform
     outputs: Outputs  # what the model assigns
     split: str  # digest of the split with which the model was trained; empty if unknown
+    prompts = ""  # texts behind a head from class names, which no image has trained
     results: Results | None  # numbers of the run, if the model file contains them
     reference: Reference | None = None  # statistics of the run's training features
 

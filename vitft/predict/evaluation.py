@@ -300,7 +300,7 @@ def evaluate(
     used = {
         "path": str(data.source),
         "unreadable": [{"path": row.path, "reason": row.error} for row in rows if row.error],
-        **(counts if known.manifest is not None else dict.fromkeys(counts)),
+        **(counts if known.manifest is not None or engine.prompts else dict.fromkeys(counts)),
         "copies": len(scored) - len({row.sha256 for row in scored}),
     }
     right = np.array([row.is_correct for row in scored])

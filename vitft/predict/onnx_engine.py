@@ -59,6 +59,7 @@ class OnnxEngine(Engine):
             self.outputs = Outputs.read(facts)
             self.transform: EvalTransform = structured(facts["transform"], EvalTransform)
             self.split = str(facts.get("split", ""))
+            self.prompts = str(facts.get("weights", {}).get("prompts", ""))
             self.results = Results.from_json(facts.get("run"))
             self.input = str(facts["input"]["name"])
             self.takes_bytes, self.any_size = facts["input"]["bytes"], facts["input"]["any_size"]

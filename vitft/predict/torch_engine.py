@@ -86,6 +86,7 @@ class Predictor(Engine):
             card.require_one_class(f"--dtype {precision}")
         self.outputs, self.transform = card, card.transform
         self.split, self.results = card.split, card.run
+        self.prompts = card.weights.get("prompts", "")
         self.feature_size, self.reference = model.feature_size, reference
         self.intermediate = reference.intermediate_blocks if reference else 0
         self.batch, self.workers = _WORKER_BATCH_SIZE[self.device.type], usable_cores()
