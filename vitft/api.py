@@ -546,8 +546,10 @@ class Trained:
         name = picture_name(index, picture)
         try:
             picture = read_picture(picture)
-            notes = notes_on(picture, self.transform) if isinstance(picture, bytes) else ()
-            return LoadedImage(name, self.view(name, picture), notes=notes)
+            found = LoadedImage(name, self.view(name, picture))
+            if isinstance(picture, bytes | Image.Image):
+                found = found._replace(notes=notes_on(picture, self.transform))
+            return found
         except ImageError as error:
             return LoadedImage(name, None, error.reason)
 

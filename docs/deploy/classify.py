@@ -15,10 +15,15 @@ from PIL import Image, ImageOps
 
 def open_rgb(path: str) -> np.ndarray:
     """Open an image as uint8 (height, width, 3), upright, with transparency on white."""
-    image = ImageOps.exif_transpose(Image.open(path))
+    image = Image.open(path)
+    if image.mode == "F" or ";12" in str(image.tile):
+        raise ValueError("floating-point and 12-bit images can only be opened by vitft itself")
+    negative = getattr(image, "tag_v2", {}).get(262) == 0  # a TIFF in which 0 is white
+    image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # 16-bit grey: keep the upper 8 bits
         values, transparent = np.asarray(image), image.info.get("transparency")
         greys = (values.clip(0, 65535) >> 8).astype(np.uint8)
+        greys = 255 - greys if negative else greys
         image = Image.fromarray(np.where(values == transparent, 255, greys).astype(np.uint8))
     if image.has_transparency_data:
         layers = image.convert("RGBA")

@@ -118,6 +118,13 @@ def test_one_image_in_any_form_is_one_row(
     np.testing.assert_array_equal(model.features(image(photo)), model.features(photo))
 
 
+def test_an_image_of_pillow_has_the_notes_of_its_file(model: vitft.Trained, tmp_path: Path) -> None:
+    dark = np.arange(1024, dtype=np.uint16).reshape(32, 32)
+    Image.fromarray(dark).save(file := tmp_path / "dark.png")
+
+    assert model.predict(Image.open(file))[0].notes == model.predict(file)[0].notes
+
+
 def test_a_batch_of_tensors_is_as_many_rows(model: vitft.Trained, photo: Path) -> None:
     batch = torch.from_numpy(np.stack([values(photo)] * 2)).permute(0, 3, 1, 2) / 255
 

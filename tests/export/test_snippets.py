@@ -153,6 +153,12 @@ def test_programs_for_graphs_that_prepare_images_themselves_answer_as_predict(
     folders = {name: export_run(str(run), order).folder for name, order in plans.items()}
 
     check(run, folders, photos, capsys, {"timm", "onnxruntime", "OpenVINO"})
+    code, space = programs(folders["timm"])["timm"], dict[str, Any]()
+    start, end = code.index("def open_rgb"), code.index("def classify")
+    exec(f"import numpy as np\nfrom PIL import Image, ImageOps\n{code[start:end]}", space)
+    Image.fromarray(np.zeros((9, 9), np.float32)).save(tmp_path / "float.tif")
+    with pytest.raises(ValueError, match="can only be opened by vitft"):
+        space["open_rgb"](tmp_path / "float.tif")
 
 
 def test_programs_scale_wide_images_by_the_range_of_the_training_images(

@@ -41,7 +41,10 @@ explain --method attention: attention
 
 
 class _Once(argparse.Action):
-    """Stores a value. A second, different one is an error instead of replacing the first."""
+    """Stores a value. A second, different one is an error instead of replacing the first.
+
+    So is an empty one, e.g. of a shell variable that is not set.
+    """
 
     def __call__(
         self,
@@ -56,6 +59,9 @@ class _Once(argparse.Action):
             " ".join(map(str, one)) if isinstance(one, list) else str(one)
             for one in (first, values)
         ]
+        if option_string and not both[1]:
+            fix = f"use {option_string} {self.metavar}, or leave it out"
+            raise UsageError(f"{option_string} is empty", fix=fix)
         if option_string and both[0] != both[1]:
             raise UsageError(
                 f"{option_string} is given twice: {listing(both)}", fix="use only one of them"

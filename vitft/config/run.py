@@ -426,16 +426,13 @@ def _option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
 
     Options with the value None are left out. The option `seed` sets two settings.
     """
-    require(
-        values.get("weights") != "",  # e.g. because a shell variable is not set
-        "the name of the weights is empty",
-        fix="use a name from `vitft weights list`, or leave out --weights",
-    )
     settings: list[tuple[str, object]] = []
     for option in FINETUNE_OPTIONS:
         value = values.get(option.keyword)
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
+        is_empty = isinstance(value, str) and not value
+        require(not is_empty, f"{option.flag} is empty", fix="use a value, or leave it out")
         if isinstance(value, Sequence) and not isinstance(value, str):
             if option.type is str:
                 value = ",".join(value)

@@ -12,9 +12,6 @@ from vitft.system.errors import DataError, UsageError
 
 def with_group_by(spec: DataSpec, value: str, option: str) -> DataSpec:
     """Return the settings with the value of an option that is given like `data.group_by`."""
-    if not value:
-        fix = "name a column, folder or a regular expression"
-        raise UsageError(f"{option} is empty", fix=fix)
     try:
         return replace(spec, group="", group_by=value)
     except UsageError as error:

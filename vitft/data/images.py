@@ -527,6 +527,8 @@ def _declared_size(kind: str, data: bytes) -> tuple[int, int] | None:
 
 def upright_rgb(picture: Image.Image, name: str, grey_range: GreyRange = ()) -> Image.Image:
     """Convert a PIL image to upright RGB by its EXIF data; raise an ImageError if it is damaged."""
+    if grey_range and not _is_wide(picture) and ";16" in str(getattr(picture, "tile", "")):
+        raise ImageError(name, "16-bit colour, which Pillow reduces to 8 bits: pass its path")
     try:
         picture.load()
         turn = _ORIENTATIONS.get(_orientation_of(picture) or 1)
@@ -1104,7 +1106,10 @@ def _read_facts(source: str | bytes, max_pixels: int) -> _ValueFacts | None:
     return None
 
 
-def is_dark(source: str | bytes) -> bool:
+def is_dark(source: str | bytes | Image.Image) -> bool:
     """Return whether an image has 16-bit values of which at most 14 bits are used."""
-    facts = _read_facts(source, MAX_PIXELS) if _has_wide_header(source) else None
+    if isinstance(source, Image.Image):
+        facts = _value_facts(source) if _is_wide(source) else None
+    else:
+        facts = _read_facts(source, MAX_PIXELS) if _has_wide_header(source) else None
     return facts is not None and facts.kind == "16-bit" and facts.highest < 2**14

@@ -327,7 +327,10 @@ def illustrate_predictions(
     for number, prediction in enumerate(predictions, start=1):
         if prediction.view is not None:
             torch.set_num_threads(engine.workers)  # the engine's workers set it to 1
-            heat = relevance_map(engine.model, engine.inputs(prediction.view[None]))[0]
+            assert prediction.logits is not None
+            target = torch.tensor([int(prediction.logits.argmax())])  # with --tta, of the average
+            inputs = engine.inputs(prediction.view[None])
+            heat = relevance_map(engine.model, inputs, target)[0]
             picture = png_bytes(overlay(enlarged(Image.fromarray(prediction.view)), heat))
             name = f"{number:06}-{safe_stem(prediction.path)}.png"
             write_atomically(folder / name, picture)

@@ -309,5 +309,5 @@ def prune(root: Path, limit_gb: float = LIMIT_GB, *, idle_s: float = 0.0) -> int
         total += space.size
         if total > limit_gb * 1e9 and time.time() - space.used >= idle_s:
             shutil.rmtree(space.folder, ignore_errors=True)
-            freed += space.size
+            freed += 0 if space.folder.exists() else space.size  # it may be read-only
     return freed

@@ -242,10 +242,10 @@ def warn_of_dark(number: int) -> None:
         )
 
 
-def notes_on(data: bytes, transform: EvalTransform) -> tuple[str, ...]:
-    """Return notes on an image file if only its first page or upper bits are used."""
+def notes_on(data: bytes | Image.Image, transform: EvalTransform) -> tuple[str, ...]:
+    """Return notes on an image if only the first page of its file or its upper bits are used."""
     found = {
-        FIRST_PAGE_NOTE: has_more_pages(data),
+        FIRST_PAGE_NOTE: isinstance(data, bytes) and has_more_pages(data),
         DARK_NOTE: not transform.grey_range and is_dark(data),
     }
     return tuple(note for note, holds in found.items() if holds)

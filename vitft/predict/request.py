@@ -179,6 +179,12 @@ class PredictRequest(Marks):
             raise UsageError("--bom needs the CSV format", fix="add --format csv, or remove --bom")
         if self.resume and self.out is None:
             raise UsageError("--resume needs an output file", fix="add --out, e.g. --out FILE.csv")
+        if self.explain is not None and (self.resume or self.shard.world > 1):
+            one = "--resume" if self.resume else "several processes"
+            raise UsageError(
+                f"--explain does not support {one}: it would draw only some of the images",
+                fix="remove --explain, and draw overlays with vitft explain",
+            )
         if self.shard.world > 1 and (self.out is None or "-" in self.images):
             raise UsageError(
                 "predicting with several processes needs an output file and does not support "
