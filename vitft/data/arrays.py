@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from vitft.data.parts import part_named
 from vitft.data.remote.places import INDEX, place_of
 from vitft.system.errors import DataError, VitftError
 from vitft.system.tensors import check_expansion
-from vitft.system.text import count, shell_quote
+from vitft.system.text import count, listing, shell_quote
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +51,8 @@ PUBLISHED_SIZES: Mapping[str, tuple[int, int, tuple[int, int, int], int]] = {
 """Numbers of training and test images, shape of an image (H, W, C) and number of classes."""
 _SIZES_ASSUMED: ContextVar[bool] = ContextVar("_SIZES_ASSUMED", default=False)
 """Whether torchvision datasets that cannot be fetched are replaced by others of their size."""
-_NPZ_NAMES: Mapping[tuple[str, str], str] = {
-    ("x_train", "y_train"): "train", ("train_images", "train_labels"): "train",
-    ("x_val", "y_val"): "val", ("val_images", "val_labels"): "val",
-    ("x_test", "y_test"): "test", ("test_images", "test_labels"): "test",
-    ("x", "y"): "all", ("images", "labels"): "all",
-}  # fmt: skip
-"""Usual names of image and label arrays in .npz files (Keras, MedMNIST etc.), with their subset."""
+_NPZ_IMAGES = re.compile(r"x(?:_([a-z]+))?|(?:([a-z]+)_)?images")
+"""Usual names of arrays of images in .npz files (Keras, MedMNIST etc.), with their subset."""
 _NPZ_CLASSES = ("classes", "class_names", "label_names")
 _IDX = re.compile(r"(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
 _RECORDS: Mapping[str, tuple[int, str]] = {
@@ -115,10 +110,10 @@ def _read_npz_arrays(path: Path) -> _Read:
     with zipfile.ZipFile(path) as archive:
         check_expansion(sum(one.file_size for one in archive.infolist()), path.stat().st_size)
     with np.load(path, allow_pickle=False) as file:
-        by_case = {name.lower(): name for name in file.files}
+        by_case, pairs = {name.lower(): name for name in file.files}, npz_subsets(file.files)
         parts = []
-        for (x, y), name in npz_subsets(file.files).items():
-            images, labels = (file[by_case[one]] for one in (x, y))
+        for (x, y), name in pairs.items():
+            images, labels = file[by_case[x]], _as_text(file[by_case[y]])
             labels = labels.squeeze(tuple(i for i, n in enumerate(labels.shape) if i and n == 1))
             parts.append(_Part(name, _channels_last(images), labels))
         if not parts:
@@ -126,14 +121,15 @@ def _read_npz_arrays(path: Path) -> _Read:
             problem += f"Arrays found: {', '.join(file.files[:8]) or 'none'}"
             fix = "name the arrays x and y, or x_train, y_train, x_test and y_test"
             raise DataError(problem, fix=f"{fix}, or pass weights with --weights")
-        notes = tuple(
-            f"the array {by_case[one]} is not used: there is no {other}"
-            for pair in _NPZ_NAMES
-            for one, other in (pair, pair[::-1])
-            if one in by_case and other not in by_case
-        )
-        names = [file[by_case[n]] for n in _NPZ_CLASSES if n in by_case]
-        classes = tuple(str(name) for array in names[:1] for name in array.ravel())
+        for name in {*pairs.values()}:
+            if len(same := [x for (x, _), part in pairs.items() if part == name]) > 1:
+                problem = f"{path} has several arrays of {name} images: {listing(same)}"
+                raise DataError(problem, fix="keep one of them, with its labels")
+        named = [name for name in _NPZ_CLASSES if name in by_case][:1]
+        classes = tuple(str(n) for one in named for n in _as_text(file[by_case[one]]).ravel())
+        used = {*chain(*pairs), *named}
+        rest = listing(name for name in file.files if name.lower() not in used)
+        notes = (f"arrays that are not used: {rest}",) * bool(rest)
     several = False
     if all(p.labels.ndim == 2 and np.isin(p.labels, (0, 1)).all() for p in parts):
         widths = {part.labels.shape[1] for part in parts} | {len({*classes})} - {0}
@@ -159,9 +155,23 @@ def _read_npz_arrays(path: Path) -> _Read:
 
 
 def npz_subsets(names: Iterable[str]) -> dict[tuple[str, str], str]:
-    """Return the pairs of image and label arrays among `names` (lower case), with their subset."""
-    present = {name.lower() for name in names}
-    return {pair: name for pair, name in _NPZ_NAMES.items() if present.issuperset(pair)}
+    """Return the pairs of image and label arrays among `names` (lower case), with their subset.
+
+    This is `all` for arrays without a subset in their names, which training images replace.
+    """
+    present, found = {name.lower() for name in names}, dict[tuple[str, str], str]()
+    for x, match in ((name, _NPZ_IMAGES.fullmatch(name)) for name in sorted(present)):
+        y = re.sub("^x", "y", x.replace("images", "labels"))
+        if match and y in present:
+            part = match[1] or match[2]
+            found[x, y] = part_named(part) if part else "all"
+    alone = "all" in found.values() and "train" not in found.values()
+    return {pair: name for pair, name in found.items() if name and (name == "all") == alone}
+
+
+def _as_text(array: _Array) -> _Array:
+    """Return an array of bytes as one of text, and any other as it is."""
+    return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
 
 
 def _channels_last(images: _Array) -> _Array:

@@ -112,6 +112,11 @@ names = partial(labelled, y=np.array(["cat", "dog"] * 6))
 channels_first = partial(labelled, x=coloured(12)[..., :1].transpose(0, 3, 1, 2))
 other_names = partial(in_parts, pictures=coloured(12), classes_of=TWO)
 lonely = partial(in_parts, x_train=coloured(12), y_train=TWO, x_test=coloured(2))
+two_of_a_part = partial(lonely, y_test=TWO[:2], train_images=coloured(12), train_labels=TWO)
+valid = partial(
+    labelled, x_train=coloured(12), y_train=TWO, x_valid=coloured(16)[12:], y_valid=TWO[:4],
+    patient=TWO, classes=np.array([b"cat", b"dog"]),
+)  # fmt: skip
 test_only = partial(in_parts, x_test=coloured(12), y_test=TWO)
 two_sizes = partial(
     in_parts, x_train=coloured(12), y_train=TWO, x_test=coloured(4, side=8), y_test=TWO[:4]
