@@ -107,7 +107,9 @@ def _export_command(args: argparse.Namespace) -> int:
         note = f"export/ already existed, so this export is in {done.folder}/"
         usable = [name for name in plan.formats if name not in CLOSED_FORMATS]
         inner = usable[0] if usable and len(plan.formats) > 1 else ""
-        run = f": other commands need --run {done.folder / inner}" if usable else ""
+        run = (
+            f": other commands need --run {shell_quote(str(done.folder / inner))}" if usable else ""
+        )
         output.note(f"{note}{run}")
     if plan.dry_run:
         output.note(f"not pushed (--dry-run): read {done.folder}/README.md first")

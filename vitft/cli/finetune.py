@@ -190,7 +190,7 @@ def _print_summary(
     output.rows([("Report", str(page)) if page else ("Run", str(run))])
     for line in detail_lines(results, found, train.layers, config.optim.epochs):
         output.detail(line)
-    which = "" if is_latest else f" --run {folder}"
+    which = "" if is_latest else f" --run {shell_quote(str(folder))}"
     steps = [f"vitft predict photo.jpg{which}", f"vitft export --safetensors{which}"]
     if config.data.like:
         steps.insert(0, shell_join(["vitft", "compare", config.data.like, str(run)]))

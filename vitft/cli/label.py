@@ -1,4 +1,4 @@
-"""`vitft label`: label unsorted pictures on a web page, the most informative ones first."""
+"""`vitft label`: label unsorted images on a web page, the most informative ones first."""
 
 import argparse
 import os
@@ -61,7 +61,7 @@ def _label_command(args: argparse.Namespace) -> int:
     if root.is_file():
         is_table = root.suffix.lower() == ".csv"
         raise UsageError(
-            f"{root} is a file, not a folder of pictures",
+            f"{root} is a file, not a folder of images",
             fix=f"to continue a table, run `vitft label FOLDER --out {shell_quote(str(root))}`"
             if is_table
             else "use a folder of image files, because arrays already contain labels",
@@ -92,9 +92,9 @@ def _label_command(args: argparse.Namespace) -> int:
         if not is_loopback(args.host):
             output.warn(
                 f"anyone who knows the address below and can reach {args.host} has access to the "
-                "pictures. The connection is not encrypted"
+                "images. The connection is not encrypted"
             )
-        about = f"label the pictures at {{}}?key={key}"
+        about = f"label the images at {{}}?key={key}"
         code = run_server(app, ServeLimits(), bound, args.host, about=about)
         _print_next(session.answers_by_class(), table, root, args)
     return stopper.exit_code or code
@@ -111,7 +111,7 @@ def _check_table(table: Path, root: Path, *, is_default: bool) -> None:
     home = table.absolute().parent.resolve()
     if is_default and root.resolve() in (home, *home.parents):
         raise UsageError(
-            "labels.csv would be written to the picture folder",
+            "labels.csv would be written to the image folder",
             fix="choose a file with --out, or write it there anyway with --out "
             f"{shell_quote(str(root / 'labels.csv'))}",
         )
@@ -133,12 +133,12 @@ def _print_next(
     answers: Mapping[str, int], table: Path, root: Path, args: argparse.Namespace
 ) -> None:
     """Print the number of labelled pictures, and the next command or what is missing for it."""
-    output.result(f"{count(sum(answers.values()), 'labelled picture')} in {table}")
+    output.result(f"{count(sum(answers.values()), 'labelled image')} in {table}")
     answers = {name: number for name, number in answers.items() if number}
     few = [f"{name} ({number})" for name, number in answers.items() if number < _MIN_PER_CLASS]
     if few or len(answers) < 2:
         missing = f". Too few: {listing(few)}" if few else ""
-        need = f"at least 2 classes, and at least {_MIN_PER_CLASS} pictures of every class{missing}"
+        need = f"at least 2 classes, and at least {_MIN_PER_CLASS} images of every class{missing}"
         output.result(labelled("Next", f"run the same command again: training needs {need}"))
         return
     words = ["--data", str(table)]

@@ -8,6 +8,7 @@ from itertools import starmap
 from vitft.config.sections import DataSpec
 from vitft.system.console import visible
 from vitft.system.errors import DataError, UsageError
+from vitft.system.text import shell_quote
 
 
 def with_group_by(spec: DataSpec, value: str, option: str) -> DataSpec:
@@ -48,6 +49,7 @@ def groups_of(images: Iterable[tuple[str, str]], spec: DataSpec, option: str) ->
     if first:
         problem = f"the column {spec.group} is empty ({option})"
         if spec.group_by:
-            problem = f"{option} {spec.group_by} matches none of the paths, e.g. {visible(first)}"
+            given = f"{option} {shell_quote(spec.group_by)}"
+            problem = f"{given} matches none of the paths, e.g. {visible(first)}"
         fix = f"correct {option}: a column, folder or a regular expression for the paths"
         raise DataError(problem, fix=fix)

@@ -241,18 +241,19 @@ def plan_run(out: str | None, data: str, *, name: str = "out") -> Path:
 def check_folder_name(path: Path, name: str = "out") -> None:
     """Raise a UsageError if a new folder would have the name of a file, such as `results.csv`."""
     if FILE_NAME.search(path.name) and not path.exists():
-        bare = shell_quote(str(path.with_suffix("")))
+        file, bare = (f"--{name} {shell_quote(str(p))}" for p in (path, path.with_suffix("")))
         raise UsageError(
-            f"--{name} {path} names a {path.suffix} file, but this command writes a folder",
-            fix=f"choose the name of a folder, e.g. --{name} {bare}",
+            f"{file} names a {path.suffix} file, but this command writes a folder",
+            fix=f"choose the name of a folder, e.g. {bare}",
         )
 
 
 def check_outside(out: Path, data: Path) -> None:
     """Raise a UsageError if `--out` is inside the data folder, which is never changed."""
     if data.resolve() in (out.resolve(), *out.resolve().parents):
+        given = f"--out {shell_quote(str(out))}"
         raise UsageError(
-            f"--out {out} is inside the data directory, which vitft never changes",
+            f"{given} is inside the data directory, which vitft never changes",
             fix="choose a folder outside it with --out DIR",
         )
 

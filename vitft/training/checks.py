@@ -96,9 +96,10 @@ def check_request(config: Config, out: str | None) -> tuple[Config, Images, Path
         rundir.check_is_run(config.data.like, name="like")
         before = read_run_config(rundir.run_path(config.data.like)).get("data", {}).get("split")
         if config.data.split == "time" != before:
+            like = f"--like {shell_quote(config.data.like)}"
             raise UsageError(
-                f"--like {config.data.like} was not split by time",
-                fix=f"remove --split time, or --like {shell_quote(config.data.like)}",
+                f"{like} was not split by time",
+                fix=f"remove --split time, or {like}",
             )
     if config.weights.name != "none":
         check_weights_name(

@@ -92,7 +92,7 @@ def test_labels_survive_kill_9_and_train_a_classifier(
         assert child.stdout is not None
         rest = child.stdout.read()
         assert child.wait() == 143
-    assert "30 labelled pictures in labels.csv" in rest
+    assert "30 labelled images in labels.csv" in rest
     assert "vitft finetune --data labels.csv --weights" in rest
     assert {row["path"] for row in rows(tmp_path / "labels.csv")} == {
         f"pictures/{name}" for name in before if name.endswith(".png") and name != "broken.png"
@@ -199,9 +199,9 @@ def test_the_page_labels_by_keys(tmp_path: Path, pictures: Path, tiny_weights: P
     assert shown[0]["classes"] == ["1 red 1", "2 green 0"]
     assert shown[2]["classes"][2].startswith("3 <b>blue</b>")
     assert shown[3]["progress"].replace("\xa0", " ") == (
-        "3 pictures of 30 labelled, 1 skipped, 1 file unreadable."
+        "3 images of 30 labelled, 1 skipped, 1 file unreadable."
     )
-    assert shown[3]["status"] == f"Skipped. Next picture: {shown[3]['name']}"
+    assert shown[3]["status"] == f"Skipped. Next image: {shown[3]['name']}"
     assert [row["label"] for row in first] == ["red", "green"]  # two undone: skip and new class
     assert shown[5]["name"] == shown[2]["name"] or shown[5]["name"] == shown[1]["name"]
     assert not any(step["problem"] for step in shown)

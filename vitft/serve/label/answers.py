@@ -185,7 +185,7 @@ def _problem_with(cells: Sequence[str], labels: dict[str, str]) -> str:
         known = f"{', '.join(_KINDS[:-1])} or {_KINDS[-1]}"
         return f"the column {CHOSEN} contains {chosen[:40]!r} instead of {known}"
     if bool(label.strip()) == (chosen == SKIPPED):
-        return "a skipped picture has a label" if label.strip() else "the label is empty"
+        return "a skipped image has a label" if label.strip() else "the label is empty"
     if labels.get(path, label) != label:
         before, here = labels[path] or SKIPPED, label or SKIPPED
         return f"{path} has two labels: {before} in an earlier line, {here} in this one"

@@ -66,7 +66,7 @@ class _LabelHandlers:
         pool, side = self.session.pool, integer(request, "side", _SIDES)
         number = integer(request, "number", (0, None))
         if number >= len(pool.paths):
-            raise HTTPException(404, f"there is no picture {number}")
+            raise HTTPException(404, f"there is no image {number}")
 
         def render() -> bytes:
             path, grey_range = pool.root / pool.paths[number][0], pool.grey_range
@@ -76,7 +76,7 @@ class _LabelHandlers:
         try:
             data = await run_in(self.renderers, render)
         except ImageError as error:
-            raise HTTPException(410, f"the picture can no longer be read: {error.reason}") from None
+            raise HTTPException(410, f"the image can no longer be read: {error.reason}") from None
         headers = {"cache-control": "private, max-age=86400"}  # the key is part of the address
         return Response(data, media_type="image/jpeg", headers=headers)
 

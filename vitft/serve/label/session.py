@@ -71,7 +71,7 @@ class Session:
         unknown = sum(path not in self.picture_of for path, *_ in file.answers)
         if unknown:
             self.notes.append(
-                f"ignored {count(unknown, 'answer')} in {file.path.name}, because the pictures are "
+                f"ignored {count(unknown, 'answer')} in {file.path.name}, because the images are "
                 "not in the folder or cannot be read"
             )
         self.refresh()
@@ -141,7 +141,7 @@ class Session:
         """Record the same class for several pictures; those in `taken_out` are asked about next."""
         self.check_open([*pictures, *taken_out])
         if not pictures or {*pictures, *taken_out} & {*self.audit_sample}:
-            raise UsageError("these pictures cannot be confirmed together", fix="reload the page")
+            raise UsageError("these images cannot be confirmed together", fix="reload the page")
         name = self.checked_name(label, self.classes)
         self.record(list(dict.fromkeys(pictures)), name, CONFIRMED)
         self.ask_first = [*taken_out, *self.ask_first]
@@ -177,7 +177,7 @@ class Session:
         """Raise a UsageError if a picture is unknown or already has an answer."""
         for picture in pictures:
             if picture >= len(self.pool.paths):
-                raise UsageError(f"there is no picture {picture}", fix="reload the page")
+                raise UsageError(f"there is no image {picture}", fix="reload the page")
             if picture in self.kind_of:
                 raise UsageError(
                     f"{self.pool.paths[picture][0]} already has an answer", fix="reload the page"

@@ -85,7 +85,7 @@ function classButton(one, i) {
 }
 
 function announceNext(done) {
-  announce(done + ". " + (state.question ? "Next picture: " + state.question.path : "No more pictures"));
+  announce(done + ". " + (state.question ? "Next image: " + state.question.path : "No more images"));
 }
 
 function choose(name) {
@@ -112,7 +112,7 @@ function confirm() {
   return run(async () => {
     const name = group.class;
     await send("confirm", { pictures: ticked, label: name, taken_out: rest });
-    announce(number(ticked.length, "picture") + " labelled " + name);
+    announce(number(ticked.length, "image") + " labelled " + name);
     await openGroup(name);
   });
 }
@@ -121,27 +121,27 @@ function showGroup() {
   const text = at("group-text"), accept = at("accept");
   accept.hidden = true;
   if (!group) {
-    text.textContent = state.classes.some((one) => one.likely) ? "Choose a class to see the pictures that probably belong to it."
-      : "First label pictures of at least two classes.";
+    text.textContent = state.classes.some((one) => one.likely) ? "Choose a class to see the images that probably belong to it."
+      : "First label images of at least two classes.";
     at("tiles").replaceChildren();
     return;
   }
   if (!group.pictures.length) {
-    text.textContent = visible("No other picture is predicted as " + group.class + ".");
+    text.textContent = visible("No other image is predicted as " + group.class + ".");
     at("tiles").replaceChildren();
     return;
   }
   const ticked = group.pictures.filter((one) => one.ticked).length;
-  text.textContent = visible(number(group.pictures.length, "picture") + " predicted as " + group.class + ". Take out any that are wrong. You will be asked about them next.");
+  text.textContent = visible(number(group.pictures.length, "image") + " predicted as " + group.class + ". Take out any that are wrong. You will be asked about them next.");
   accept.hidden = false;
   accept.disabled = !ticked;
-  accept.replaceChildren(make("span", "", number(ticked, "picture") + (ticked === 1 ? " is " : " are ") + group.class), make("kbd", "", "Enter"));
+  accept.replaceChildren(make("span", "", number(ticked, "image") + (ticked === 1 ? " is " : " are ") + group.class), make("kbd", "", "Enter"));
   at("tiles").replaceChildren(...group.pictures.map((one, i) => {
     const item = make("li"), tile = make("button", "tile"), image = make("img");
     tile.type = "button";
     tile.setAttribute("aria-pressed", String(one.ticked));
     image.src = pictureAddress(one.picture, 320);
-    image.alt = visible("picture " + (i + 1) + ", " + group.class + " " + chance(one.probability));
+    image.alt = visible("image " + (i + 1) + ", " + group.class + " " + chance(one.probability));
     image.loading = "lazy";
     tile.append(image, make("span", "tick", one.ticked ? "\u2713" : "\u2715"));
     tile.addEventListener("click", () => {
@@ -167,7 +167,7 @@ function showQuestion() {
   if (!question) {
     photo.hidden = true;
     at("name").textContent = "";
-    at("reason").textContent = mode === "audit" ? "All pictures in the random sample have been answered." : "All pictures have been answered.";
+    at("reason").textContent = mode === "audit" ? "All images in the random sample have been answered." : "All images have been answered.";
     return;
   }
   photo.hidden = false;
@@ -187,18 +187,18 @@ function showQuestion() {
 function showReport() {
   const { accuracy } = state, text = at("accuracy");
   const left = accuracy.sample - accuracy.images - accuracy.skipped;
-  const more = left ? " " + number(left, "more picture") + " in the sample can be answered." : "";
+  const more = left ? " " + number(left, "more image") + " in the sample can be answered." : "";
   const skipped = accuracy.skipped ? " " + accuracy.skipped + " skipped." : "";
-  const why = " Pictures chosen for labelling do not count, because they are not a random sample.";
+  const why = " Images chosen for labelling do not count, because they are not a random sample.";
   if (accuracy.low === undefined) {
     text.replaceChildren(make("strong", "", "Accuracy: not measured yet."), make("span", "",
-      " It is measured only on a random sample of " + number(accuracy.sample, "picture") + "." + why));
+      " It is measured only on a random sample of " + number(accuracy.sample, "image") + "." + why));
   } else {
     text.replaceChildren(make("strong", "", "Accuracy " + percent(accuracy.correct / accuracy.images) + ", 95% interval "
       + (100 * accuracy.low).toFixed(0) + " to " + percent(accuracy.high) + "."), make("span", "",
-      " Guessed correctly: " + accuracy.correct + " of " + number(accuracy.images, "picture") + " drawn at random." + skipped + more + why));
+      " Guessed correctly: " + accuracy.correct + " of " + number(accuracy.images, "image") + " drawn at random." + skipped + more + why));
   }
-  at("progress").textContent = number(state.answered, "picture") + " of " + state.pictures.toLocaleString("en") + " labelled"
+  at("progress").textContent = number(state.answered, "image") + " of " + state.pictures.toLocaleString("en") + " labelled"
     + (state.skipped ? ", " + state.skipped + " skipped" : "") + (state.unreadable ? ", " + number(state.unreadable, "file") + " unreadable" : "") + ".";
   at("notes").replaceChildren(...state.notes.map((note) => make("li", "", note)));
 }
