@@ -72,6 +72,7 @@ class ExplainedModel:
     transform: EvalTransform
     outputs: Outputs
     """Classes or labels, which are indices if they have no names."""
+    split: str = ""  # digest of the split with which the model was trained; empty if unknown
     run: Path | None = None  # the run directory; None for pretrained weights
     results: Results | None = None  # numbers of the run that the model file contains
     reference: Reference | None = None  # statistics of the run's training features, if it has them
@@ -106,6 +107,7 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
         net=net,
         transform=card.transform,
         outputs=card if card.classes else Outputs.of(map(str, range(net.config.num_classes))),
+        split=card.split,
         run=folder,
         results=card.run,
         reference=read_reference(path.parent, net.feature_size, net.config),

@@ -6,6 +6,8 @@ the validation predictions of the report.
 Notation: B images, C classes, D dimensions of a feature, k classes per prediction.
 """
 
+import contextlib
+import hashlib
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +31,7 @@ from vitft.predict.request import Marks
 from vitft.predict.rows import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
 from vitft.predict.tree import ClassTree
 from vitft.system.errors import RunError
-from vitft.system.rundir import BASE, LATEST, MODEL, read_environment, run_path
+from vitft.system.rundir import BASE, LATEST, MODEL, RunDir, read_environment, run_path
 from vitft.system.text import listing
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,8 @@ class _Trained(Protocol):
 
     @property
     def outputs(self) -> Outputs: ...
+    @property
+    def split(self) -> str: ...
     @property
     def results(self) -> Results | None: ...
     @property
@@ -85,6 +89,13 @@ class Postprocess:
             name = real if checkpoint.name == MODEL else checkpoint.stem
             remote = canonical_name(run) if run else ""
             results = replace(results, name=remote if remote.startswith("hf:") else name)
+        split = RunDir(folder).split
+        with contextlib.suppress(OSError), split.open("rb") as file:  # there may be none
+            if hashlib.file_digest(file, "sha256").hexdigest() != engine.split:
+                log.warning(
+                    f"{split} is not the split with which {checkpoint.name} was trained. Numbers "
+                    "and held-out images in this folder are those of another model"
+                )
         others = [name for name in model_files(folder) if name != checkpoint.name]
         if others and not (run and run_path(run).is_file()):  # the user named none of several
             place += f" (file {checkpoint.name}, not {listing(others)})"
