@@ -89,6 +89,8 @@ def test_the_saved_results_of_formulas_are_read(tmp_path: Path) -> None:
     book.active.append(["path", "label"])
     book.active.append(["a.png", '=CONCATENATE("ro","se")'])
     book.active.append(["b.png", "tulip"])
+    book.create_sheet("empty")
+    book.create_sheet("new").append(["c.png", "rose"])
     book.save(tmp_path / "formula.xlsx")
     with (
         zipfile.ZipFile(tmp_path / "formula.xlsx") as plain,
@@ -103,4 +105,6 @@ def test_the_saved_results_of_formulas_are_read(tmp_path: Path) -> None:
             calculated.writestr(name, text)
 
     touch(tmp_path, "a.png", "b.png")
-    assert scan(tmp_path / "t.xlsx").classes == ("rose", "tulip")
+    found = scan(tmp_path / "t.xlsx")
+    assert found.classes == ("rose", "tulip")
+    assert found.notes == ("only the worksheet Sheet is read, not new",)

@@ -406,10 +406,16 @@ class _Table:
         }
         if _is_several(spec.label):
             del wanted["label"]
+        named = {
+            role: self.column_named(name, SETTING_OF[role])
+            for role, name in wanted.items()
+            if name not in ("", "none")
+        }
+        taken = {*named.values(), *self.named_labels()}
         for role, name in wanted.items():
-            setting, places = SETTING_OF[role], [] if name else self.usual_columns(role)
-            if name and name != "none":
-                places = [self.column_named(name, setting)]
+            setting, places = SETTING_OF[role], [] if name else self.usual_columns(role, taken)
+            if role in named:
+                places = [named[role]]
             if len(places) > 1:
                 raise self.reader.error(
                     f"several columns may contain the {role}: "
@@ -430,9 +436,9 @@ class _Table:
                 found[role] = places[0]
         return found
 
-    def usual_columns(self, role: str) -> list[int]:
+    def usual_columns(self, role: str, taken: Collection[int]) -> list[int]:
         """Return the indices of the columns that may have a role by their names."""
-        names, usual = self.names, _USUAL_NAMES[role]
+        names, usual = [n * (i not in taken) for i, n in enumerate(self.names)], _USUAL_NAMES[role]
         places = [i for i, name in enumerate(names) if name in usual]
         if role == "group":
             places = [i for i, name in enumerate(names) if GROUP.fullmatch(bare_name(name))]
@@ -467,12 +473,17 @@ class _Table:
                 and not (_SPLIT.fullmatch(title) or _BOX.search(title) or title.lower() in others)
                 and not GROUP.fullmatch(bare_name(title))
             ]
-        found = [self.column_named(name.strip(), "data.label") for name in label.split(",")]
+        found = self.named_labels()
         if len({*found} - used) < len(found):
             problem = f"data.label={label} names a column twice, or one with another role"
             fix = "list each label column once, and omit columns with another role"
             raise self.reader.error(problem, fix=fix)
         return found
+
+    def named_labels(self) -> list[int]:
+        """Return the columns that the setting lists, if it lists several."""
+        names = self.spec.label.split(",") if "," in self.spec.label else []
+        return [self.column_named(name.strip(), "data.label") for name in names]
 
     def is_predicted(self) -> bool:
         """Return whether the labels are predictions, by the other columns."""
@@ -578,9 +589,18 @@ class _Table:
 
     def notes(self, labels: Sequence[str]) -> Iterator[str]:
         """Yield notes on groups, and on rows and columns left out; `labels` are used as such."""
-        if groups := {row.group for row in self.by_path.values()} - {""}:
+        groups = Counter(row.group for row in self.by_path.values())
+        if names := groups.keys() - {""}:
+            without = f", {count(groups[''], 'image')} without a group" * bool(groups[""])
             column = self.header[self.roles["group"]]
-            yield f"{count(len(groups), 'group')} of images in the column {column}"
+            yield f"{count(len(names), 'group')} of images in the column {column}{without}"
+            if {name.lower() for name in names} <= _FLAGS.keys():
+                yield (
+                    f"the groups in {column} are called {listing(sorted(names))}: if they are "
+                    "labels or attributes, use --set data.group=none"
+                )
+        if others := listing(self.reader.other_sheets):
+            yield f"only the worksheet {self.reader.sheet} is read, not {others}"
         if self.repeated:
             yield f"{count(self.repeated, 'repeated line')} of the table left out"
         if united := {row.path for row in self.listed if row is not self.by_path[row.path]}:

@@ -127,6 +127,7 @@ class TableReader:
         self.path, self.fix, self.kind = path, fix, error
         self.unit, self.line = "line", 1  # the line read last; a row, or 0, in binary formats
         self.sheet = ""  # name of the worksheet, in Excel files, once its first row is read
+        self.other_sheets: Sequence[str] = ()  # those with values that are not read
         suffix = path.suffix.lower()
         if suffix in (".parquet", ".xlsx"):
             extra = "parquet" if suffix == ".parquet" else "spreadsheet"
@@ -226,9 +227,11 @@ class TableReader:
                     raise self.error("the file is too large once it is unpacked")
             with warnings.catch_warnings(action="ignore"):  # about styles and the like
                 book = load_workbook(io.BytesIO(self.data), read_only=True, data_only=True)
-            width, sheet = 0, book.worksheets[0]
-            sheet.reset_dimensions()  # or rows would be filled up to the farthest cell
+            for one in book.worksheets:
+                one.reset_dimensions()  # or rows would be filled up to the farthest cell
+            width, (sheet, *others) = 0, book.worksheets
             self.sheet = sheet.title
+            self.other_sheets = [one.title for one in others if any(map(any, one.values))]
             for number, values in enumerate(sheet.values, start=1):
                 cells = [cell_text(value) for value in values]
                 if not (filled := _last_filled(cells)):
