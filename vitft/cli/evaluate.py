@@ -93,7 +93,7 @@ def _evaluate_command(args: argparse.Namespace) -> int:
     out = None if args.out is None else plan_run(args.out, "")
     if out is not None:
         check_outside(out, Path(data.source))
-    for text in data.notes:
+    for text in (*data.notes, *data.warnings):
         output.note(text)
     with heavy_imports(loading_step(args.run)):
         from vitft.predict.evaluation import evaluate

@@ -41,7 +41,8 @@ GROUP = re.compile("(group|patient|subject|video|camera|person|participant)(id|n
 """Names of the group column, without blanks or underscores: `patient_id`, `PatientID`."""
 OTHER_GROUP = re.compile(
     "(animal|case|slide|study|series|specimen|session|cam|site|scene|visit|year|hospital|clinic|"
-    "scanner|device|location|station)(id|no|number)?"
+    "scanner|device|location|station)(id|no|number)?|pid|"
+    "(group|patient|subject|video|camera|person|participant)(s|name|code|key|nr|num|uu?id|index)"
 )
 """Names of columns that may contain groups, but are not used for them without a setting."""
 _WEIGHT_COLUMNS = ("weight", "sample_weight")
@@ -448,6 +449,8 @@ class _Table:
             places = [i for i, name in enumerate(names) if name in _SEVERAL_NAMES]
             shard = (name for name in ("cls", "txt") if name in names)  # as WebDataset names it
             places = places or [names.index(name) for name in shard][:1]
+        if not places and role == "path" and taken:  # the column of paths has another role
+            return self.usual_columns(role, ())
         best = [i for i in places if names[i] == usual[0]]
         return best if len(best) == 1 else places
 
@@ -614,7 +617,7 @@ class _Table:
     def notes_on_columns(self, labels: Sequence[str]) -> Iterator[str]:
         """Yield notes on columns that are not used, although their names promise something."""
         spec, roles = self.spec, self.roles
-        used = {*(self.header[place] for place in roles.values()), *labels}
+        used = {*(self.header[i] for i in (*roles.values(), *self.others.values())), *labels}
         rest = [name for name in self.header if name and name not in used]
         if spec.label == "*" and rest:
             columns = "to use other columns, list all in data.label"
@@ -625,6 +628,8 @@ class _Table:
             if _SPLIT.fullmatch(name) and "split" not in roles and spec.split_column != "none":
                 setting = "split_column"
                 why = "to split by it, use train, val or test in its cells, and"
+            elif name.lower() in (*_USUAL_NAMES["label"], *_SEVERAL_NAMES):
+                setting, why = "label", "to read the labels from it, use"
             elif name.lower() in _WEIGHT_COLUMNS:
                 why = "sample weights are not supported"
             elif OTHER_GROUP.fullmatch(bare_name(name)) and not has_groups:

@@ -74,15 +74,7 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
         notes = filter(None, [_sequence_note(folder), _note_on_group_names(folder)])
         folder = replace(folder, notes=(*folder.notes, *notes))
     _check_groups(folder)
-    groups = sorted({*folder.column("group")})
-    twins = map(listing, _twins_among(groups))
-    doubts = [f"{same} may be one group: if so, write it the same way everywhere" for same in twins]
-    if lacking := [name for name in groups if _NO_GROUP.fullmatch(_key_of(name))]:
-        doubts.append(
-            f"the images of the group {listing(lacking)} are kept together. If they belong to no "
-            "group, leave these cells empty"
-        )
-    return replace(folder, warnings=(*folder.warnings, *doubts))
+    return folder
 
 
 def find_labelled(
@@ -497,14 +489,23 @@ def _with_groups(folder: Images, spec: DataSpec, option: str = "--group-by") -> 
     """Return the images with the groups that `option` finds in their paths, if any."""
     if spec.group not in ("", "none") and not folder.table:
         raise no_columns(folder.source, spec.group, option)
-    if not (spec.group_by or spec.group not in ("", "none")):
-        return folder
-    pairs = zip(folder.column("path"), folder.column("group"), strict=True)
-    found = [*groups_of(pairs, spec, option)]
-    note = f"{count(len({*found} - {''}), 'group')} of images found in the paths"
-    note += f", {count(without, 'image')} without a group" if (without := found.count("")) else ""
-    notes = (*folder.notes, *[note] * bool(spec.group_by))
-    return replace(folder.with_column("group", found), notes=notes)
+    if spec.group_by or spec.group not in ("", "none"):
+        pairs = zip(folder.column("path"), folder.column("group"), strict=True)
+        folder = folder.with_column("group", [*groups_of(pairs, spec, option)])
+    groups = sorted(uses := Counter(folder.column("group")))
+    notes, twins = [*folder.notes], map(listing, _twins_among(groups))
+    if spec.group_by:
+        without = f", {count(uses[''], 'image')} without a group" * bool(uses[""])
+        notes.append(
+            f"{count(len(uses.keys() - {''}), 'group')} of images found in the paths{without}"
+        )
+    doubts = [f"{same} may be one group: if so, write it the same way everywhere" for same in twins]
+    if lacking := [name for name in groups if _NO_GROUP.fullmatch(_key_of(name))]:
+        doubts.append(
+            f"the images of the group {listing(lacking)} are kept together. If they belong to no "
+            "group, leave these cells empty"
+        )
+    return replace(folder, notes=tuple(notes), warnings=(*folder.warnings, *doubts))
 
 
 _ROBOFLOW = r"([^/]*)[.]rf[.]\w+[.]\w+$"

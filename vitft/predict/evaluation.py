@@ -393,13 +393,14 @@ def _check_classes(data: Images, known: Sequence[str], *, several: bool) -> None
 
 def _nothing_left(data: Images, predictions: Sequence[_LabelledPrediction]) -> DataError:
     """Return the error for data in which no image can be evaluated."""
-    total = len(predictions)
-    notes = {note for note, _ in LEFT_OUT.values()}
-    if trained := sum(not notes.isdisjoint(row.prediction.notes) for row in predictions):
-        unread = f", and {total - trained:,} cannot be read" if total > trained else ""
+    uses = Counter(note for row in predictions for note in row.prediction.notes)
+    left_out = [f"{uses[note]:,} {reason}" for note, reason in LEFT_OUT.values() if uses[note]]
+    if left_out:
+        unread = sum(bool(row.prediction.error) for row in predictions)
+        left_out += [f"{unread:,} unreadable"] * bool(unread)
         return DataError(
-            f"no images left to evaluate: the model was trained on {trained:,} of "
-            f"{count(total, 'image')} in {data.source}{unread}",
+            f"none of the {count(len(predictions), 'image')} in {data.source} is left to evaluate: "
+            f"{listing(left_out)}",
             fix="use images on which the model was not trained",
         )
     first = predictions[0].prediction
