@@ -76,7 +76,7 @@ advanced options:
 --bom  begin CSV with a byte order mark, so that Excel reads it as UTF-8
 --tta  average the predictions for each image and its mirror image
 --dtype {"|".join(PREDICT_DTYPES)} := auto  number format: bf16 changes probabilities slightly, but
-    no classes (default: auto, which is bf16 where faster)
+    no most probable class (default: auto, which is bf16 where faster)
 --engine {"|".join(ENGINES)} := auto  numpy starts faster, without torch (default: auto, which is
     numpy for a few images on a CPU)
 """,

@@ -264,8 +264,8 @@ def _choose_engine(
     )
     if request.dtype == "auto" and predictor.precision == "bf16" and request.shard.rank == 0:
         log.info(
-            "computed in bf16, with the same classes as in fp32 and slightly different "
-            "probabilities"
+            "computed in bf16, with the same most probable classes as in fp32 and slightly "
+            "different probabilities"
         )
     if are_few:  # too few for a batch per core: all cores score one batch at a time
         predictor.in_workers = False

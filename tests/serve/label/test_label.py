@@ -126,7 +126,9 @@ def test_paths_in_the_table_are_relative_to_it_where_possible(
     assert paths_in_table(Path(root), Path(table)) == expected
 
 
-def test_confident_predictions_of_a_run_represent_its_classes(tmp_path: Path) -> None:
+def test_confident_predictions_of_a_run_represent_its_classes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     single(tmp_path)
     train = TrainSpec(cache="none", device="cpu")
 
@@ -142,6 +144,12 @@ def test_confident_predictions_of_a_run_represent_its_classes(tmp_path: Path) ->
         pool.paths[i][0].startswith(CLASSES[y]) for i, y in zip(pictures, labels, strict=True)
     )
     assert len(pictures) == len({*pictures}) > 20
+    assert "say nothing about new images" not in caplog.text
+    settings = (tmp_path / "R" / "config.toml").read_text()  # as if it had trained a block
+    settings = settings.replace('layers = "head"', 'layers = "blocks:1"')
+    (tmp_path / "R" / "config.toml").write_text(settings)
+    load_pool(find_pictures(tmp_path / "T"), weights="", run=str(tmp_path / "R"), train=train)
+    assert "say nothing about new images" in caplog.text
 
 
 def test_first_guesses_come_from_class_names_if_the_weights_read_text(

@@ -85,8 +85,7 @@ async function fileNotes(file) {
   const head = new Uint8Array(await file.slice(0, 26).arrayBuffer());
   const isPng = [0x89, 0x50, 0x4e, 0x47].every((byte, i) => head[i] === byte);
   if (!isPng || head[24] !== 16) return [];
-  const isScaled = meta.transform.grey_range && head[25] === 0;
-  return [isScaled ? `${WIDE_PNG} without the grey range of the training images: the prediction may be wrong` : WIDE_PNG];
+  return [meta.transform.grey_range ? `${WIDE_PNG} without the grey range of the training images: the prediction may be wrong` : WIDE_PNG];
 }
 
 function scores(view) {

@@ -16,7 +16,9 @@ from vitft.config.sections import TrainSpec, WeightsSpec
 from vitft.data.image_table import Images, Row
 from vitft.data.images import GreyRange, check_any_readable, log_inspection, measure_grey_range
 from vitft.data.mistaken import check_is_folder
+from vitft.data.split import images_of_weights
 from vitft.data.walk import Walk, by_suffix, unused_notes
+from vitft.messages.study import known_images_note
 from vitft.models.pretrained.text import prompt_head, text_tower
 from vitft.predict.embeddings import load_features
 from vitft.system.cores import usable_cores
@@ -102,6 +104,9 @@ def load_pool(
     files: dict[str, list[str]] = {}
     for file in inspected.rows:
         files.setdefault(file.sha256, []).append(file.path)
+    known = images_of_weights(run or weights)
+    if trained := sum(digest in known for digest in files):
+        log.warning(known_images_note(run or weights, trained, len(files)))
     x = features([*files])
     logits = None
     if classes:
