@@ -120,6 +120,11 @@ def _warn(
             f"{path}: skipped {count(len(found.missing), 'line')} for files that are not in "
             f"{folder.source}: {listing(sorted(found.missing), _MOST_MISSING_NAMED)}"
         )
+    if found.outdated:
+        log.warning(
+            f"{path}: {count(len(found.outdated), 'image')} had another label when the table was "
+            f"written, and the table decides: {listing(found.outdated, _MOST_MISSING_NAMED)}"
+        )
     root, read = str(folder.root), OpenedImage.facts
     dropped = [row for row in folder.rows if row.path in found.unreadable]
     results = (inspect_file(root, row, read, max_pixels=max_pixels) for row in dropped)
@@ -217,6 +222,7 @@ class _Decisions(NamedTuple):
     missing: Mapping[str, str]
     """Mapping from paths in the table that are missing from the images to their actions."""
     unreadable: Collection[str]  # paths that are dropped because they could not be read before
+    outdated: Sequence[str]  # paths that are moved or dropped, whose label has changed since
 
 
 def read_decisions(spec: DataSpec, images: Images, classes: Collection[str]) -> _Decisions:
@@ -224,9 +230,8 @@ def read_decisions(spec: DataSpec, images: Images, classes: Collection[str]) -> 
     table, digest = _open_table(Path(spec.fixes).expanduser(), spec.fixes_digest)
     given = [images.classes[label] for label in images.column("label")]
     known = dict(zip(images.column("path"), given, strict=True)) | {n: "" for n, _ in images.bad}
-    actions: dict[str, str] = {}
+    actions, former, unreadable = dict[str, str](), dict[str, str](), set[str]()
     changes: dict[str, str | None] = {}
-    unreadable = set[str]()
     paths, labels = EquivalentNames(known), EquivalentNames(classes)
     for row in _fixes_in(table):
         name, action = paths.find(_unescaped(row.path, known)), row.action
@@ -239,7 +244,7 @@ def read_decisions(spec: DataSpec, images: Images, classes: Collection[str]) -> 
             raise table.error(problem)
         if name in actions:
             raise table.error(f"{name!r} is listed twice")
-        actions[name] = action
+        actions[name], former[name] = action, _unescaped(row.label, classes)
         if action == "drop" and row.kind == "bad":
             unreadable.add(name)
         if action == "drop" or (action == "move" and known.get(name)):
@@ -260,6 +265,11 @@ def read_decisions(spec: DataSpec, images: Images, classes: Collection[str]) -> 
         digest=digest,
         missing={name: action for name, action in actions.items() if name not in known},
         unreadable=unreadable,
+        outdated=[
+            name
+            for name, new in changes.items()
+            if known.get(name) and former[name] in classes and former[name] != known[name] != new
+        ],
     )
 
 

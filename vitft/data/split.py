@@ -570,6 +570,8 @@ def log_split(manifest: Images) -> None:
         log.debug(f"  {title}{' ' * (widest - cell_len(title))}  {bar} {train:,} + {val:,}")
     if note := _trained_only_note(have, names):
         log.warning(note)
+    if manifest.test and (lacking := [name for name in names if not have[name, "test"]]):
+        log.warning(f"no test images, so the test says nothing about these: {listing(lacking)}")
     # Identical files on several sides, or with several labels
     first, file = files_of(manifest.column("sha256"))
     for kind, name in ((across, "split"), ("with different labels (one counts)", "label")):
