@@ -81,8 +81,6 @@ def _check_options(args: argparse.Namespace) -> None:
     require(has_effect, "--top-k needs --near", fix="add --near IMAGE, or remove --top-k")
     fix = "use an integer of 1 or more"
     require(args.top_k is None or args.top_k >= 1, f"invalid --top-k {args.top_k}", fix=fix)
-    has_effect = not args.allow_pickle or args.weights is not None
-    require(has_effect, "--allow-pickle needs --weights", fix="remove --allow-pickle")
     fix = "run it without torchrun. It uses all cores, or one GPU"
     is_alone = ProcessShard.from_environment().world == 1
     require(is_alone, "vitft embed does not support several processes", fix=fix)

@@ -113,6 +113,7 @@ def chosen_weights(
 ) -> WeightsSpec | None:
     """Check that the weights exist or, without any, the run, before torch is imported."""
     if weights is None:
+        require(not allow_pickle, "--allow-pickle needs --weights", fix="remove --allow-pickle")
         find_model(run)
         return None
     check_weights_name(weights, allow_pickle=allow_pickle)

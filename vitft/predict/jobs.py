@@ -1,7 +1,6 @@
 """Prediction jobs of `vitft predict`; small jobs on a CPU run in NumPy, without torch."""
 
 import glob
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from vitft.data.remote.places import place_of
 from vitft.data.sources import STDIN, ImageSource, sources
 from vitft.data.web import WebLimits, is_url
 from vitft.messages.results import INTERVAL
-from vitft.models.card import lacks_card, open_checkpoint
+from vitft.models.card import lacks_card, open_checkpoint, sha256_of
 from vitft.models.find import find_model
 from vitft.predict.counts import COUNT_COLUMNS, Confusion, LabelledSample
 from vitft.predict.engine import FEW_IMAGES, Engine, NumpyEngine, Pipeline
@@ -276,10 +275,8 @@ def _job_options(
     request: PredictRequest, checkpoint: Path, postprocess: Postprocess
 ) -> dict[str, object]:
     """Return what decides the rows of a job besides its images."""
-    with checkpoint.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
-        "model": digest,
+        "model": sha256_of(checkpoint),
         "--top-k": request.top_k,
         "threshold": [
             postprocess.threshold,
@@ -287,7 +284,7 @@ def _job_options(
             *postprocess.set_limits,
             *(postprocess.tree.thresholds if postprocess.tree else ()),
         ],
-        "tree": request.tree and hashlib.sha256(Path(request.tree).read_bytes()).hexdigest(),
+        "tree": request.tree and sha256_of(Path(request.tree)),
         "--dtype": request.torch_dtype,
         "--tta": request.tta,
         "--group-by": request.group_by or "",

@@ -7,7 +7,6 @@ Notation: B images, C classes, D dimensions of a feature, k classes per predicti
 """
 
 import contextlib
-import hashlib
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ from vitft.messages.results import run_details, using
 from vitft.metrics.intervals import Flags, Floats
 from vitft.metrics.outputs import Outputs
 from vitft.metrics.results import Results, RunResults, read_results
+from vitft.models.card import sha256_of
 from vitft.models.find import find_model, model_files
 from vitft.models.pretrained.catalog import canonical_name, weights_name
 from vitft.predict.request import Marks
@@ -90,8 +90,8 @@ class Postprocess:
             remote = canonical_name(run) if run else ""
             results = replace(results, name=remote if remote.startswith("hf:") else name)
         split = RunDir(folder).split
-        with contextlib.suppress(OSError), split.open("rb") as file:  # there may be none
-            if hashlib.file_digest(file, "sha256").hexdigest() != engine.split:
+        with contextlib.suppress(OSError):  # there may be none
+            if sha256_of(split) != engine.split:
                 log.warning(
                     f"{split} is not the split with which {checkpoint.name} was trained. Numbers "
                     "and held-out images in this folder are those of another model"

@@ -22,6 +22,7 @@ from vitft.data.images import GreyRange, decode, read_bytes
 from vitft.data.scan import change_classes
 from vitft.data.table import base_folder, is_table
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.models.card import sha256_of
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
 from vitft.system.rundir import RunDir
@@ -62,7 +63,7 @@ class RunImages:
         self.manifest = Images.from_csv(path, folder) if os.path.lexists(path) else None
         self.rows: Sequence[Row] = ()
         if self.manifest is not None:
-            if hashlib.sha256(path.read_bytes()).hexdigest() != split:
+            if sha256_of(path) != split:
                 raise RunError(
                     f"{path} is not the split with which the model was trained",
                     fix="restore the original file, or evaluate a copy of the model in another "
