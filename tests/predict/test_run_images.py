@@ -87,7 +87,9 @@ def test_the_path_decides_where_the_training_image_is_gone(
 
     assert main(["evaluate", "--data", str(again), "--run", str(run), "--out", str(out)]) == 0
 
-    assert "skipped 16 of 20 images: same paths as training" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "skipped 16 of 20 images: same paths as training" in told
+    assert "near-duplicates of 16 training images are not recognised" in told
     assert (out / "predictions.csv").read_text().count("same path as a training image") == 16
 
 

@@ -26,6 +26,7 @@ from vitft.models.card import sha256_of
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
 from vitft.system.rundir import RunDir
+from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
@@ -86,11 +87,9 @@ class RunImages:
         recognised.
         """
         self.grey_range, config = grey_range, self.config
+        why = "the run has no config.toml, which names their folder"
         if len(self.rows) > _MAX_COMPARED:
-            log.warning(
-                "near-duplicates of training images are not recognised: the run has "
-                f"{len(self.rows):,} images, more than {_MAX_COMPARED:,}"
-            )
+            why = f"the run has {len(self.rows):,} images, more than {_MAX_COMPARED:,}"
         elif config is not None and self.manifest is not None:
             root = base_folder(data_path(config.data.path, config.data.root), config.data.root)
             images = Images(root, self.manifest.classes, self.rows)
@@ -102,6 +101,12 @@ class RunImages:
             self.fingerprinted = [digest for digest in self.splits if digest in found.by_digest]
             self.known = KnownImages(found.table(self.fingerprinted))
             self.unread -= {row.path for row in self.rows if row.sha256 in found.by_digest}
+            why = f"their files in {root} are missing or have changed"
+        if self.unread:
+            log.warning(
+                f"near-duplicates of {count(len(self.unread), 'training image')} are not "
+                f"recognised: {why}"
+            )
 
     def has_other_label(self, sha256: str, label: str) -> bool:
         """Return whether a training image, given its digest, was trained with a different label."""
