@@ -41,7 +41,7 @@ from vitft.system import rundir
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import read_regular
 from vitft.system.tensors import read_header
-from vitft.system.text import shell_join, shell_quote
+from vitft.system.text import shell_join, shell_quote, unescape_formula
 
 _MAX_THUMBNAIL_BYTES = 40_000  # maximum size in bytes of a thumbnail written by vitft
 _MAX_EMBEDDED = 2_000_000
@@ -224,7 +224,8 @@ def _with_evaluation(run: Run) -> Run:
         assert results is not None
         classes = tuple(results["per_class"])
         # Scored images; several labels may be none of them
-        table = [(row["sha256"], row) for row in lines if row["probability"]]
+        cells = ({key: unescape_formula(cell) for key, cell in row.items()} for row in lines)
+        table = [(row["sha256"], row) for row in cells if row["probability"]]
         predictions = [
             validation.ValidationPrediction(
                 path=row["path"],
