@@ -707,10 +707,13 @@ def _at_chance(found: RunResults) -> AtChance | None:
     sets = list[tuple[_Kind, int, float, Metrics | CrossValidation]]()
     parts: dict[_Kind, Metrics | None] = {"validation": found, "test": found.get("test")}
     for name, part in parts.items():
-        if part and (present := sum(row["images"] > 0 for row in part["per_class"].values())):
+        present = sum(row["images"] > 0 for row in part["per_class"].values()) if part else 0
+        if part and present > 1:  # images of one class cannot tell
             sets.append((name, present, 0.0, part))
     if more := own_cross_validation(found):
         sets.append(("cross-validation", more["classes"], _CHANCE_MARGIN, more))
+    if not sets:
+        return None
     kind, classes, margin, one = max(sets, key=lambda one: one[-1]["images"])
     images, balanced, bounds = one["images"], one["balanced"], one["balanced_interval"]
     low, guessing = bounds[0] - margin * (balanced - bounds[0]), 1 / classes
