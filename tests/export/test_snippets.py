@@ -141,6 +141,7 @@ def test_every_program_answers_as_predict_for_turned_transparent_and_16_bit_imag
     check(run, {form: done.folder / form for form in EXPORT_FORMATS}, photos, capsys, LIBRARIES)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the open file
 def test_programs_for_graphs_that_prepare_images_themselves_answer_as_predict(
     tmp_path: Path, photos: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from PIL import Image
 from vitft.data.images import read_bytes
 from vitft.data.signatures import looks_like
 from vitft.system.errors import ImageError, UsageError
+from vitft.system.text import shell_quote
 
 Picture = (
     str
@@ -63,7 +64,7 @@ def read_picture(picture: Picture) -> Picture:
         reason = reason.replace("text)", 'text.partition(",")[2])') if name[0] == "d" else reason
     elif "://" in name:
         reason = "an address: pass the bytes of the image"
-        reason += f", or use `vitft predict {name}`" if name.startswith("http") else ""
+        reason += f", or use `vitft predict {shell_quote(name)}`" if name.startswith("http") else ""
     elif "*" in name:
         reason = 'a pattern: pass its files, e.g. sorted(glob.glob("photos/*.jpg"))'
     if reason and not os.path.isfile(name):  # noqa: PTH113
