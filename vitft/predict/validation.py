@@ -259,7 +259,7 @@ class HeldOut:
     @property
     def groups(self) -> Groups | None:
         """Groups of the distinct validation images, if they have any."""
-        return _groups_of(self._distinct[0])
+        return _groups_of(distinct_rows(self.split.val))  # also of a run without predictions
 
 
 def _groups_of(rows: Sequence[Row]) -> Groups | None:
