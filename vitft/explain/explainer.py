@@ -292,7 +292,7 @@ class Explainer:
             "bar": jpeg_uri(thumbnail_jpeg(colour_bar(), 256)),
             "tiles": self.tiles,
         }
-        return self._write("sheet.html", render("sheet.html.j2", view).encode())
+        return self._write("sheet.html", b"".join(render("sheet.html.j2", view)))
 
 
 def head_maps(config: ViTConfig, maps: NDArray[np.float32]) -> NDArray[np.float32]:

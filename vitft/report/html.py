@@ -10,7 +10,7 @@ unescaped script in a class or file name could not run.
 import base64
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +75,8 @@ _DARK_NOTEBOOKS = (  # JupyterLab and Notebook 7, VS Code, Colab
 """CSS selectors that match an output cell in a notebook with a dark theme."""
 
 
-def render(template: str, view: Mapping[str, object]) -> str:
-    """Return the page rendered from a template with the values of a view.
+def render(template: str, view: Mapping[str, object]) -> Iterator[bytes]:
+    """Yield the parts of the page rendered from a template with the values of a view.
 
     The template marks the charts in the view as trusted; they must be SVG of the module `charts`.
     """
@@ -89,7 +89,9 @@ def render(template: str, view: Mapping[str, object]) -> str:
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     markup = {"css": Markup(css), "script": Markup(script), "svg": Markup}
-    return filled(template, **view, **markup, policy=policy, version=version("vitft"))
+    values = {**view, **markup, "policy": policy, "version": version("vitft")}
+    parts = _template_engine().get_template(template).generate(values)
+    return (part.encode() for part in parts)
 
 
 def filled(template: str, **values: Any) -> str:  # noqa: ANN401 - any template values
