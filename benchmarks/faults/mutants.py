@@ -7,12 +7,12 @@
 
 First all tests run once, and which of them execute each line is recorded (`covering.py`). Then each
 fault of `planting.py` is planted in a copy of the checkout and in a forked child of a process that
-has collected the tests (`swap.py`), and the tests that execute the line run there until one fails,
-those of the module's own test file first, then eight golden runs, then one of each test function and
-eight further golden runs, and so on. A fault survives if all of them pass; a fault outside functions
-is also tried in a new process, which imports it. A test that fails without the fault as
-well is left out. The faults in `equivalent.csv` change no promised behaviour (an equal result,
-another speed) and are counted apart.
+has collected the tests (`swap.py`), and the tests that execute the line run there until one fails:
+the twenty whose names share the rarest words with the line first, then those of the module's own
+test file, then eight golden runs, then one of each test function and eight further golden runs, and
+so on. A fault survives if all of them pass; a fault outside functions is also tried in a new process,
+which imports it. A test that fails without the fault as well is left out. The faults in
+`equivalent.csv` change no promised behaviour (an equal result, another speed) and are counted apart.
 
 The tests are those of the record: one of some folders (`covering.py`) measures these alone.
 
@@ -85,6 +85,8 @@ class Selection:
             str(path.relative_to(ROOT)): path.read_text()
             for path in sorted(ROOT.glob("tests/**/test_*.py"))
         }
+        self.words = {name: words_of(name) for name in covering.seconds}
+        self.common = collections.Counter(word for own in self.words.values() for word in own)
         self.sources = {
             str(path.relative_to(ROOT)): path.read_text().splitlines()
             for path in sorted(ROOT.glob("vitft/**/*.py"))
@@ -100,13 +102,19 @@ class Selection:
             chosen |= {name for name in self.covering.seconds if file_of(name) in near}
         seconds = self.covering.seconds
         turns: collections.Counter[str] = collections.Counter()
+        lines = self.sources[fault.module]
+        told = words_of(" ".join(lines[fault.line - 1 : fault.line + 2]))
+        rare = {word: 1 / self.common[word] for word in told if word in self.common}
+        alike = {name: sum(rare.get(word, 0) for word in self.words[name]) for name in chosen}
+        alike = dict.fromkeys(sorted(alike, key=lambda n: -alike[n])[:20])
         ranked = []  # after golden runs in turns, the fastest test of each test function first
-        for name in sorted(chosen & set(seconds), key=lambda n: seconds[n]):
+        for name in sorted(chosen & {*seconds}, key=lambda n: seconds[n]):
             function = name.partition("[")[0]
             is_golden = name.startswith("tests/contract/golden/")
             function = "golden" if is_golden else function
             turn = turns[function] // 8 - 1 if is_golden else turns[function]
-            ranked.append((file_of(name) not in near[:1], turn, seconds[name], name))
+            first = name not in alike, file_of(name) not in near[:1]
+            ranked.append((*first, turn, seconds[name], name))
             turns[function] += 1
         return list(within([name for *_, name in sorted(ranked)], seconds, self.seconds))
 
@@ -116,8 +124,8 @@ class Selection:
         importing = re.compile(rf"{re.escape(package)}(\.{stem}\b| import .*\b{stem}\b)")
         found = [path for path, text in self.texts.items() if importing.search(text)]
         folder = "/".join(["tests", *package.split(".")[1:]])
-        if not found:  # a module whose names are imported from its package
-            found = [path for path in self.texts if path.startswith(f"{folder}/")]
+        # names that are imported from the package
+        found += [path for path in self.texts if path.startswith(f"{folder}/")]
         if not found:  # a module that is copied or run as a program
             found = [path for path, text in self.texts.items() if stem in text]
         return sorted(found, key=lambda path: path != f"{folder}/test_{stem}.py")
@@ -140,6 +148,11 @@ def executing(covering: Covering, fault: Fault) -> set[str]:
     """Return the tests that execute the statement of a fault."""
     lines = statement_lines((ROOT / fault.module).read_bytes(), fault.line)
     return {name for line in lines for name in covering.tests.get((fault.module, line), ())}
+
+
+def words_of(text: str) -> set[str]:
+    """Return the words of a line or of the name of a test."""
+    return {*re.findall(r"[a-z]{4,}", text.lower())}
 
 
 def file_of(test: str) -> str:
@@ -227,7 +240,7 @@ class Worker:
         if not names:
             return ""
         self.log.unlink(missing_ok=True)
-        limit = 60 + 8 * sum(self.selection.covering.seconds[name] for name in names)
+        limit = 60 + 2 * sum(self.selection.covering.seconds[name] for name in names)
         pid = os.fork()
         if not pid:
             self.run_here([self.items[name] for name in names], plant)
@@ -272,7 +285,7 @@ class Worker:
             start_new_session=True,
         )  # fmt: skip
         try:
-            text, _ = process.communicate(timeout=90 + 8 * seconds)
+            text, _ = process.communicate(timeout=90 + 2 * seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()

@@ -72,6 +72,11 @@ def test_the_scaled_size_of_many_shapes_is_timms() -> None:
             assert ours.resized(width, height) == tuple(reversed(expected))
 
 
+@pytest.mark.parametrize("size", [(64, 64), (128, 32)], ids=str)
+def test_an_oblong_view_shows_half_of_other_shapes(size: tuple[int, int]) -> None:
+    assert EvalTransform(image_size=(16, 32), crop=1.0).shown(*size) == 0.5
+
+
 def test_squashing_keeps_the_whole_image() -> None:
     image = photo(100, 40)
 

@@ -133,9 +133,11 @@ def exports() -> Iterator[str]:
     hub = "--push-to-hub me/pets --dry-run --licence mit --image-licence cc0-1.0"
     done(f"finetune --data set {WEIGHTS} --out ../run {FP32}")
     done("explain set/cat/0.jpg --run ../run --out ../x --legend --device cpu")
+    options = "--method attention --legend --size 700 --device cpu"
+    done(f"explain set/dog/0.jpg --run ../run --out ../x/a {options}")
     done(f"export --safetensors --run ../run --out ../hub {hub}")
     pictures = Path("../hub/confusion.png"), Path("../hub/examples.jpg")
-    for picture in (*sorted(Path("../x").glob("*.png")), *pictures):
+    for picture in (*sorted(Path("../x").rglob("*.png")), *pictures):
         yield from cells(picture)
     done("export --preprocessing --run ../run --out ../pre")
     for file in sorted(Path("../pre").rglob("*")):
