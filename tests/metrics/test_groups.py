@@ -180,3 +180,18 @@ def test_intervals_of_several_labels_count_groups() -> None:
         assert math.isclose(grouped[name], alone[name])
         bounds = alone[f"{name}_interval"]  # type: ignore[literal-required]
         assert high - low > 1.1 * (bounds[1] - bounds[0])
+
+
+def test_labels_of_which_each_image_has_one_have_the_balanced_interval_of_classes() -> None:
+    random = np.random.default_rng(0)
+    groups, truth = np.repeat(np.arange(20), 5), np.repeat([0, 1, 2], [70, 20, 10])
+    given = np.where(random.random(20)[groups] < 0.4, 2, truth)
+    one_hot, names = torch.eye(3)[torch.from_numpy(given)] - 0.5, ("a", "b", "c")
+    both = (torch.eye(3)[truth].bool(), True), (torch.from_numpy(truth), False)
+
+    labels, classes = (
+        classification_metrics(one_hot, y, Outputs.of(names, several=several), groups=groups)
+        for y, several in both
+    )
+
+    assert labels["balanced_interval"] == pytest.approx(classes["balanced_interval"])
