@@ -10,9 +10,10 @@ fault of `planting.py` is planted in a copy of the checkout and in a forked chil
 has collected the tests (`swap.py`), and the tests that execute the line run there until one fails:
 the twenty whose names share the rarest words with the line first, then those of the module's own
 test file, then eight golden runs, then one of each test function and eight further golden runs, and
-so on. A fault survives if all of them pass; a fault outside functions is also tried in a new process,
-which imports it. A test that fails without the fault as well is left out. The faults in
-`equivalent.csv` change no promised behaviour (an equal result, another speed) and are counted apart.
+so on, and last the other tests near the module. A fault survives if all of them pass; a fault outside
+functions is also tried in a new process, which imports it. A test that fails without the fault as
+well is left out. The faults in `equivalent.csv` change no promised behaviour (an equal result,
+another speed) and are counted apart.
 
 The tests are those of the record: one of some folders (`covering.py`) measures these alone.
 
@@ -95,11 +96,11 @@ class Selection:
     def names(self, fault: Fault, inside: bool) -> list[str]:
         """Return the names of the tests, the ones to run first in front."""
         near = self.near_files(fault.module)
-        chosen = executing(self.covering, fault)
+        executed = executing(self.covering, fault)
         if not inside:
-            chosen |= self.users(fault)
-        if not inside or not chosen:
-            chosen |= {name for name in self.covering.seconds if file_of(name) in near}
+            executed |= self.users(fault)
+        # A line may also be executed in another process, which is not recorded.
+        chosen = executed | {name for name in self.covering.seconds if file_of(name) in near}
         seconds = self.covering.seconds
         turns: collections.Counter[str] = collections.Counter()
         lines = self.sources[fault.module]
@@ -113,7 +114,8 @@ class Selection:
             is_golden = name.startswith("tests/contract/golden/")
             function = "golden" if is_golden else function
             turn = turns[function] // 8 - 1 if is_golden else turns[function]
-            first = name not in alike, file_of(name) not in near[:1]
+            is_near = file_of(name) in near[:1]
+            first = name not in alike, inside and name not in executed, not is_near
             ranked.append((*first, turn, seconds[name], name))
             turns[function] += 1
         return list(within([name for *_, name in sorted(ranked)], seconds, self.seconds))
