@@ -160,6 +160,12 @@ def test_a_difference_has_the_wider_interval_of_seeds_and_images() -> None:
     assert (mean, low, high) == pytest.approx((0.1, 0.1 - images, 0.1 + images))
 
 
+def test_the_interval_of_a_difference_ends_at_what_is_possible() -> None:
+    none, every = np.zeros(50, bool), np.ones(50, bool)
+
+    assert difference([none, every], [every, every]) == (-0.5, (-1.0, 1.0))
+
+
 def test_a_file_that_is_deleted_meanwhile_is_an_error(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
