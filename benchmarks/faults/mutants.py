@@ -106,7 +106,9 @@ class Selection:
         lines = self.sources[fault.module]
         told = words_of(" ".join(lines[fault.line - 1 : fault.line + 2]))
         rare = {word: 1 / self.common[word] for word in told if word in self.common}
-        alike = {name: sum(rare.get(word, 0) for word in self.words[name]) for name in chosen}
+        alike = {
+            name: sum(rare.get(word, 0) for word in self.words.get(name, ())) for name in chosen
+        }
         alike = dict.fromkeys(sorted(alike, key=lambda n: -alike[n])[:20])
         ranked = []  # after golden runs in turns, the fastest test of each test function first
         for name in sorted(chosen & {*seconds}, key=lambda n: seconds[n]):
