@@ -51,6 +51,8 @@ def test_few_validation_images_yield_to_cross_validation_on_many() -> None:
         "85% of new images are classified correctly (95% CI 80 to 89%), cross-validated on 202 "
         "images."
     )
+    nearly = crossed([[16, 0], [0, 17]], right=2999, scored=3000)
+    assert headline_text(Results.of(nearly)).startswith("99.97% of new images")
     perfect = crossed([[16, 0], [0, 17]], right=202, scored=202)
     assert headline_text(Results.of(perfect)) == (
         "100.0% of new images are classified correctly (95% CI 98.1 to 100.0%), cross-validated on "

@@ -120,9 +120,15 @@ def weakest_sentence(results: Results, classes: int) -> str:
 
 
 def rough_digits(one: Estimate) -> int:
-    """Return the number of decimals of a value: none in a run if its interval is wide."""
-    low, high = one.interval or (0.0, 1.0)
-    return int(one.kind == "evaluation" or high - low <= _WIDE)
+    """Return the number of decimals of a value: none in a run if its interval is wide.
+
+    There are more if the value would be rounded to 0 or 100%.
+    """
+    (low, high), value = one.interval or (0.0, 1.0), round(one.value, 6)
+    digits = int(one.kind == "evaluation" or high - low <= _WIDE)
+    while 0 < value < 1 and round(value, digits + 2) in (0, 1):
+        digits += 1
+    return digits
 
 
 def rough_percent(one: Estimate) -> str:

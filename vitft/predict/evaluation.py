@@ -218,6 +218,11 @@ def _warn_of_labels(
             f"{count(relabelled, 'training image')} {'has' if relabelled == 1 else 'have'} a "
             "different label here than in training. To use the labels here, train again"
         )
+    if apart := len({(r.sha256, r.label) for r in scored}) - len({r.sha256 for r in scored}):
+        log.warning(
+            f"{count(apart, 'duplicate')} {'has' if apart == 1 else 'have'} a different label than "
+            "an identical image here, so at most one of the labels can be predicted"
+        )
     # If most images are left out, e.g. because of training, the others are too few to decide.
     if data.predicted and all(answered) and 2 * len(answered) > len(data.rows):
         log.warning(
