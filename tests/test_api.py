@@ -339,7 +339,7 @@ NAMES = ", ".join(name for name in inspect.signature(vitft.finetune).parameters 
         ({"keep_adapter": True}, "", 'use train="lora", or remove keep_adapter'),
         ({"train": "lora,all"}, "", 'use lora as the last stage, e.g. train="head,lora"'),
         ({"settings": {"train.flip": 0.5}}, "", "remove it, or add views=3"),
-        ({"weights": ""}, "", "use a name from `vitft weights list`, or leave out weights"),
+        ({"weights": ""}, "weights is empty", "use a value, or leave it out"),
     ],
 )
 def test_a_wrong_argument_is_an_error_whose_fix_names_arguments(
