@@ -23,7 +23,7 @@ from vitft.system.imports import require_extra
 from vitft.system.structure import parse_json
 from vitft.system.text import count, describe_os_error, listing
 
-_MAX_TABLE_BYTES = 2**32
+MAX_TABLE_BYTES = 2**32
 _MAX_EXCEL_BYTES = 2**30  # maximum size of an Excel file once it is unpacked
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".xlsx")
 OTHER_EXCEL = (".xls", ".xlsm", ".xlsb")
@@ -120,7 +120,7 @@ class TableReader:
         self, path: Path, *, missing: str, fix: str, error: type[DataError | RunError] = DataError
     ) -> None:
         try:
-            self.data = read_regular(path, limit=_MAX_TABLE_BYTES)
+            self.data = read_regular(path, limit=MAX_TABLE_BYTES)
         except OSError as failure:
             reason = describe_os_error(failure)
             raise error(f"cannot read {path}: {reason}", fix=missing) from failure

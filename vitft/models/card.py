@@ -25,7 +25,7 @@ from vitft.metrics.outputs import Outputs
 from vitft.metrics.results import Results
 from vitft.models.vit_config import ViTConfig, vit_shapes
 from vitft.system.errors import RunError, UsageError
-from vitft.system.files import read_regular, write_atomically
+from vitft.system.files import open_regular, read_regular, write_atomically
 from vitft.system.structure import Natural, StructureError, check_ranges, parse_json, structured
 from vitft.system.tensors import TensorFacts, map_tensors, read_header
 
@@ -350,8 +350,8 @@ _METADATA_FIELD = 0x72  # tag of `metadata_props` in a `ModelProto`: field 14, w
 
 
 def sha256_of(path: Path) -> str:
-    """Return the hexadecimal sha256 of a file's content (about 1 s per GB)."""
-    with path.open("rb") as file:
+    """Return the hexadecimal sha256 of a regular file's content (about 1 s per GB)."""
+    with open(path, "rb", opener=open_regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

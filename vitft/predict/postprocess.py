@@ -19,6 +19,7 @@ import numpy as np
 from vitft.config.run import read_run_config
 from vitft.data.duplicates import BLANK_REMARK, is_blank_view
 from vitft.data.remote.places import short_name
+from vitft.data.table import MAX_TABLE_BYTES
 from vitft.features.ood import Reference
 from vitft.messages.results import run_details, using
 from vitft.metrics.intervals import Flags, Floats
@@ -91,7 +92,7 @@ class Postprocess:
             results = replace(results, name=remote if remote.startswith("hf:") else name)
         split = RunDir(folder).split
         with contextlib.suppress(OSError):  # there may be none
-            if sha256_of(split) != engine.split:
+            if split.stat().st_size < MAX_TABLE_BYTES and sha256_of(split) != engine.split:
                 log.warning(
                     f"{split} is not the split with which {checkpoint.name} was trained. Numbers "
                     "and held-out images in this folder are those of another model"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from tests.conftest import save_backbone, tiny
 from tests.contract.rows import draw, run
@@ -33,6 +34,14 @@ CLASSES = ("cat", "dog", "owl")
 def single(folder: Path) -> None:
     """Write T, 10 images of each class, and R, its run."""
     copy("single", folder)
+
+
+def with_blanks(folder: Path) -> None:
+    """Write T, R and new: a1 and a2, which are uniform, and a3."""
+    single(folder)
+    draw(folder / "new" / "a3.png")
+    for number, grey in ((1, 90), (2, 120)):
+        Image.new("L", (16, 16), grey).save(folder / "new" / f"a{number}.png")
 
 
 def without_fixes(folder: Path) -> None:

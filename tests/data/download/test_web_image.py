@@ -22,7 +22,7 @@ ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {
     "drizzling": (200, {}, b""),
     "endless": (200, {}, b""),
     "loop": (302, {"Location": "/loop"}, b""),
-    "moved": (301, {"Location": "/good"}, b""),
+    "moved": (308, {"Location": "/good"}, b""),
     "metadata": (302, {"Location": "http://169.254.169.254/latest/meta-data"}, b""),
     "ftp": (302, {"Location": "ftp://127.0.0.1/x"}, b""),
     "file": (302, {"Location": "file:///etc/passwd"}, b""),

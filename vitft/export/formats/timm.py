@@ -20,17 +20,15 @@ from vitft.export.trained import TrainedRun
 from vitft.metrics.outputs import Outputs
 from vitft.models.card import RUN_KEY, SEVERAL, THRESHOLDS, AnyConfig, Card
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
-from vitft.models.vit_config import SIZES, TIMM_POOLS, Activation, ViTConfig
+from vitft.models.vit_config import SIZES, STEMS, TIMM_POOLS, Activation, ViTConfig
 from vitft.system.files import write_atomically, write_json
 from vitft.system.rundir import MODEL
 
 # what timm and the formats of other programs can represent --------------------------------------
 
 _HYBRIDS: Mapping[tuple[int, ...], str] = {
-    (): "vit_tiny_r_s16_p8_224",
-    (2, 2, 2, 2): "vit_small_r26_s32_224",
-    (3, 4, 9): "vit_base_r50_s16_224",
-    (3, 4, 6, 3): "vit_large_r50_s32_224",
+    stages: f"vit_{size}_{stem}_224"
+    for size, (stem, (stages, _)) in zip(SIZES, STEMS.items(), strict=False)
 }
 """Name of the timm model with each ResNet stem, keyed by the numbers of bottlenecks per stage."""
 

@@ -64,7 +64,11 @@ def figure_lines(figure: Figure) -> Iterator[str]:
             look = f"{text.get_fontsize():.1f} pt, {text.get_color()}"
             yield f"text {text.get_text()!r} at {place}, {look}"
     for axes in figure.get_axes():
-        sides = [side for side, spine in axes.spines.items() if spine.get_visible()]
+        sides = [
+            f"{side} {numbers([*spine.get_edgecolor(), spine.get_linewidth()], 1)}"
+            for side, spine in axes.spines.items()
+            if spine.get_visible()
+        ]
         place = numbers(axes.get_position().bounds)
         yield f"axes at {place}, {axes.get_xscale()}, sides {sides}, shown {axes.axison}"
         for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
