@@ -174,11 +174,13 @@ def test_half_of_the_views_are_mirrored() -> None:
     assert abs(mirrored - 300) < 60  # five standard deviations
 
 
-def test_a_view_of_the_colour_of_its_border_is_kept() -> None:
+def test_a_view_loses_its_border_unless_it_has_no_other_colour() -> None:
     transform = EvalTransform(image_size=(4, 4), fit="pad")
     view = np.full((4, 4, 3), transform.border, np.uint8)
 
     assert transform.without_border(view).shape == (4, 4, 3)
+    view[1:3, :3] += 9
+    assert transform.without_border(view).shape == (2, 3, 3)
 
 
 def test_an_unknown_interpolation_is_an_error() -> None:
