@@ -60,3 +60,20 @@ def test_cross_validated_predictions_are_probabilities(
     else:
         with pytest.raises(RunError, match=r"train_(probability|correct) is not valid"):
             HeldOut.read(run)
+
+
+def test_runs_of_earlier_versions_can_be_read_but_have_no_answers_of_training_images(
+    run: Path,
+) -> None:
+    with np.load(run / "validation.npz") as file:
+        logits = file["logits"]
+    trained = [row.split == "train" for row in HeldOut.read(run).split.rows]
+    given = {"train_probability": np.full(3, 0.5), "train_correct": np.ones(3, bool)}
+    scored = np.array(trained) - 1  # class 0 for training images, else -1
+    RunDir(run).write_arrays("validation.npz", logits=logits, cross_validated=scored, **given)
+
+    held_out = HeldOut.read(run)
+
+    assert len(held_out.validation) == 6
+    with pytest.raises(RunError, match="was trained by an earlier version"):
+        held_out.answers()

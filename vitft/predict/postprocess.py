@@ -91,8 +91,10 @@ class Postprocess:
             remote = canonical_name(run) if run else ""
             results = replace(results, name=remote if remote.startswith("hf:") else name)
         split = RunDir(folder).split
+        is_run = engine.split and RunDir(folder).eval.exists()  # else the table is not of vitft
         with contextlib.suppress(OSError):  # there may be none
-            if split.stat().st_size < MAX_TABLE_BYTES and sha256_of(split) != engine.split:
+            small = is_run and split.stat().st_size < MAX_TABLE_BYTES
+            if small and sha256_of(split) != engine.split:
                 log.warning(
                     f"{split} is not the split with which {checkpoint.name} was trained. Numbers "
                     "and held-out images in this folder are those of another model"

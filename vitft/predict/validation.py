@@ -117,10 +117,7 @@ class HeldOut:
         of_label = array(
             "train_label_probability",
             np.float64,
-            lambda x: (
-                x.shape == ((0,) if split.labels else probability.shape)
-                and ((x >= 0) & (x <= 1)).all()
-            ),
+            lambda x: x.shape in (probability.shape, (0,)) and ((x >= 0) & (x <= 1)).all(),
         )
         train_logits = array(
             "train_logits",
@@ -189,12 +186,23 @@ class HeldOut:
     def _training(self) -> list[Row]:
         """Rows of the distinct training images of `probability`, which were cross-validated."""
         distinct = distinct_rows(self.split.where(self.split.column("split") != "test").rows)
-        scored = self.cross_validated.keys() - {row.sha256 for row in self.split.val}
+        unlisted = bool(self.split.labels) and not self.cross_validated  # by an earlier version
+        scored = {row.sha256 for row in distinct} if unlisted else {*self.cross_validated}
+        scored -= {row.sha256 for row in self.split.val}
         found = [row for row in distinct if row.sha256 in scored] if len(self.probability) else []
         if len(found) != len(self.probability):
+            if unlisted:
+                raise self._incomplete("list")
             path = self.run / _VALIDATION_FILE
             raise rundir.damaged_file(path, "it does not belong to split.csv")
         return found
+
+    def _incomplete(self, what: str) -> RunError:
+        return RunError(
+            f"{self.run} has no {what} of its cross-validated images, because it has many classes "
+            "or was trained by an earlier version",
+            fix="train again, or use --threshold instead of --precision",
+        )
 
     @cached_property
     def _distinct(self) -> tuple[Sequence[Row], ScoreArray]:
@@ -208,6 +216,8 @@ class HeldOut:
         comparable.
         """
         validation, training = self.validation, self._training
+        if len(self.label_probability) != len(training):
+            raise self._incomplete("probabilities")
         rows = [*distinct_rows(self.split.val), *training]
         predicted = [one.predicted for one in validation]
         predicted += [self.cross_validated[row.sha256] for row in training]
@@ -226,11 +236,7 @@ class HeldOut:
         """Return the logits (n, C), classes and groups (n,) of the images of `answers`."""
         answers, training, logits = self.answers(), self.train_logits, self._distinct[1]
         if len(training) != len(self.probability):
-            raise RunError(
-                f"{self.run} has no logits of its cross-validated images, because it has many "
-                "classes or was trained by an earlier version",
-                fix="train again, or use --threshold instead of --precision",
-            )
+            raise self._incomplete("logits")
         logits = np.concatenate([logits, training]) if len(training) else logits
         return logits, answers.labels, answers.groups
 

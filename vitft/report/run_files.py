@@ -224,7 +224,9 @@ def _with_evaluation(run: Run) -> Run:
         assert results is not None
         classes = tuple(results["per_class"])
         # Scored images; several labels may be none of them
-        cells = ({key: unescape_formula(cell) for key, cell in row.items()} for row in lines)
+        cells = (
+            {key: unescape_formula(cell or "") for key, cell in row.items() if key} for row in lines
+        )
         table = [(row["sha256"], row) for row in cells if row["probability"]]
         predictions = [
             validation.ValidationPrediction(

@@ -544,10 +544,10 @@ def canonical_name(name: str) -> str:
 def _parse_prefixed_name(name: str) -> CatalogEntry | None:
     """Return the entry for a name that begins with `hf:` or `timm:`, or None for any other name."""
     if name == "none" or name.startswith(RANDOM):
-        usual = "a name from `vitft weights list`"
+        other = "" if name == "none" else name.removeprefix(RANDOM)
         raise WeightsError(
             f"{name} means new random weights, but pretrained weights are needed here",
-            fix=f"use {usual if name == 'none' else name.removeprefix(RANDOM)}",
+            fix=f"use {other or 'a name from `vitft weights list`'}",
         )
     if name.startswith("hf:"):
         pattern = rf"hf:(?P<repo>{_REPOSITORY})(@(?P<revision>[\w][\w./-]*))?"
