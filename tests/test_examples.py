@@ -83,6 +83,7 @@ def words(notebook: dict[str, Any]) -> list[list[str]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_what_it_showed_when_it_was_written(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,7 @@ classes  names in class_indices.json of the run
 offers   text of the printed fix or note that `then` follows, literally
 then     table with `run`, `exit`, `says`, `never` and `classes` of a second command, which contains
          the text of `offers`
+long     whether the row takes seconds, so that only `make test-long` runs it
 """
 
 import contextlib
@@ -74,6 +75,7 @@ class Row(Expected):
     before: Sequence[str] = ()
     offers: str = ""
     then: Expected | None = None
+    long: bool = False
 
 
 def read_rows(path: Path) -> list[Row]:

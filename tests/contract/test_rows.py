@@ -8,10 +8,16 @@ from tests.contract.rows import Row, check_row, read_rows
 
 HERE = Path(__file__).parent
 TABLES = [path for path in sorted(HERE.glob("*/*.toml")) if path.parent.name != "golden"]
-ROWS = {f"{t.parent.name}/{t.stem}: {row.name}": row for t in TABLES for row in read_rows(t)}
+ROWS = [
+    pytest.param(
+        row, id=f"{t.parent.name}/{t.stem}: {row.name}", marks=[pytest.mark.long] * row.long
+    )
+    for t in TABLES
+    for row in read_rows(t)
+]
 
 
-@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("row", ROWS)
 def test_a_command_does_what_its_row_says(
     row: Row, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from vitft import load
 from vitft.export import export_run, plan_export
 
 FOLDER = Path(__file__).parents[2] / "docs" / "deploy"
+pytestmark = pytest.mark.long
 
 
 def run_script(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":

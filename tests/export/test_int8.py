@@ -32,7 +32,9 @@ def logits(path: Path, pixels: Any, *, openvino: Any = None) -> Any:
     return core.compile_model(core.read_model(path), "CPU", exact)({"pixels": pixels})[0]
 
 
-@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize(
+    "runtime", ["onnxruntime", pytest.param("openvino", marks=pytest.mark.long)]
+)
 def test_an_image_is_answered_alike_whatever_else_is_in_its_batch(
     graph: Path, runtime: str
 ) -> None:
@@ -77,6 +79,7 @@ def test_whole_numbers_up_to_127_are_multiplied_exactly(attributes: dict[str, in
     assert {t.data_type for t in model.graph.initializer} >= {TensorProto.UINT8}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("opset", "runtime"), [(16, "1.11"), (17, "1.12")])
 def test_a_graph_of_an_older_opset_answers_as_the_run_does(
     tmp_path: Path, opset: int, runtime: str
@@ -96,6 +99,7 @@ def test_a_graph_of_an_older_opset_answers_as_the_run_does(
         assert f"The graph has opset {opset}, which onnxruntime {runtime} and newer open." in text
 
 
+@pytest.mark.long
 def test_an_operator_that_an_older_opset_lacks_is_an_error(tmp_path: Path) -> None:
     config = TimmConfig(timm="mobilevit_xxs", image_size=(32, 32), num_classes=3)
     run = make_run(tmp_path, config=config)

@@ -38,7 +38,7 @@ def in_openvino(graph: bytes, name: str, value: Any) -> Any:
 
 RUNTIMES = [
     pytest.param(in_onnxruntime, id="onnxruntime"),
-    pytest.param(in_openvino, id="OpenVINO"),
+    pytest.param(in_openvino, id="OpenVINO", marks=pytest.mark.long),
 ]
 SIZES = [
     *((24, 24), (30, 47), (47, 30), (200, 120), (9, 12), (26, 26), (25, 48)),

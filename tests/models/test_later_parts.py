@@ -116,6 +116,7 @@ def test_merging_lora_into_every_part_keeps_the_logits(fields: dict[str, Any]) -
     assert (features - adapted).abs().max() < allowed  # by way of the class token's shortcut
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fields", [PARTS[i] for i in (2, 5, 8, 9)])
 @torch.no_grad()
 def test_graphs_of_every_part_give_the_same_logits(fields: dict[str, Any], tmp_path: Path) -> None:

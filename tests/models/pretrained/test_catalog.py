@@ -60,6 +60,7 @@ def count_theirs(name: str, repo: str) -> int:
         return sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
 def test_a_row_has_as_many_parameters_as_its_publishers_model(entry: CatalogEntry) -> None:
     with torch.device("meta"):
