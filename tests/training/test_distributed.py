@@ -135,8 +135,12 @@ def test_separate_runs_that_srun_started_are_noted(
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data and weights."""
-    return tiny_home(tmp_path_factory.mktemp("team"))
+    """A folder with data, weights and a module that runs vitft with a state after every step."""
+    home = tiny_home(tmp_path_factory.mktemp("team"))
+    often = "stages.SAVE_INTERVAL_S, stages.SAVE_FRACTION = 0.0, 1e9"
+    lines = ("from vitft.__main__ import run", "from vitft.training import stages", often, "run()")
+    (home / "saving.py").write_text("\n".join(lines))
+    return home
 
 
 def options_of(home: Path, out: Path) -> list[str]:
@@ -151,10 +155,10 @@ def whole(home: Path, tmp_path: Path) -> Path:
     return tmp_path / "whole"
 
 
-def launch(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def launch(home: Path, *options: str, module: str = "vitft") -> subprocess.CompletedProcess[str]:
     """Run `vitft finetune` in two processes."""
     environment = {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"}
-    return ended([*TORCHRUN, "vitft", "finetune", *options], cwd=home, env=environment)
+    return ended([*TORCHRUN, module, "finetune", *options], cwd=home, env=environment)
 
 
 def figures(run: Path) -> dict[str, Any]:
@@ -174,10 +178,11 @@ def check_same_run(run: Path, whole: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("module", ["vitft", "saving"])
 def test_two_processes_take_the_steps_of_one_and_log_once(
-    home: Path, whole: Path, tmp_path: Path
+    home: Path, whole: Path, tmp_path: Path, module: str
 ) -> None:
-    two = launch(home, *options_of(home, tmp_path / "two"), *EXACT)
+    two = launch(home, *options_of(home, tmp_path / "two"), *EXACT, module=module)
 
     assert two.returncode == 0, two.stderr
     check_same_run(tmp_path / "two", whole)

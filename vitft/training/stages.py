@@ -308,14 +308,14 @@ class StepStage:
         for epoch in range(self.epochs, self.config.optim.epochs):
             if epoch and self.ends_early():
                 return
-            started, done = time.monotonic(), epoch * self.trainer.steps_per_epoch
-            for batch in batches(epoch, self.trainer.steps - done):
+            started, first = time.monotonic(), self.trainer.steps
+            for batch in batches(epoch, first - epoch * self.trainer.steps_per_epoch):
                 with self.stopper.deferred():  # a signal waits for the end of the step
                     read = self.trainer.start(batch)
                     self.read_step()  # the one before, while a GPU computes this one
                     self.unread = read
                     self.save_if_due(max(SAVE_INTERVAL_S, self.save_s / SAVE_FRACTION))
-            if self.unread is not None:
+            if self.trainer.steps > first:  # in every process; one that saved has read its step
                 with self.stopper.deferred():
                     self.read_step()
             self.on_epoch(epoch, started)
