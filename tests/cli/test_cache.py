@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import tiny_home
 from vitft.cli.main import main
 
 
@@ -43,3 +44,15 @@ def test_the_least_recently_used_features_are_deleted_first(
 
     assert capsys.readouterr().out == f"{deleted} MB deleted\n"
     assert sorted(path.name for path in cache.iterdir()) == left
+
+
+@pytest.mark.parametrize(("options", "is_left"), [([], False), (["--cache", "own"], True)])
+def test_a_run_bounds_the_default_cache_only_if_it_uses_it(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], is_left: bool
+) -> None:
+    os.truncate(cache / "b" / "rows", 40 * 10**9)  # most of which is not on the disk
+    monkeypatch.chdir(tiny_home(tmp_path))
+
+    assert main(["finetune", "--data", "data", "--weights", "w.safetensors", *options]) == 0
+
+    assert (cache / "b").exists() == is_left

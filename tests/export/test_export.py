@@ -109,12 +109,13 @@ def test_no_file_tells_where_it_was_made(run: Path, done: Exported) -> None:
         assert not [place for place in places if place.encode() in content], path
 
 
-def test_a_graph_with_preprocessing_takes_bytes(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_graph_with_preprocessing_takes_bytes(tmp_path: Path, channels: int) -> None:
+    config, mean = tiny(3, in_channels=channels), (0.4,) * channels
+    kept = make_run(tmp_path, config=config, mean=mean, std=mean)
     order = plan_export(["onnx", "torch-export"], str(tmp_path / "x"), with_preprocessing=True)
 
-    exported = export_run(str(run), order)
-
-    assert exported.difference < 1e-5
+    assert export_run(str(kept), order).difference < 1e-5
 
 
 # one format ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import tiny
 from tests.models.test_numpy_vit import KINDS, model_of
 from tests.support.children import ended
 from tests.support.chromium import Chromium
@@ -248,6 +249,15 @@ def test_hostile_names_are_only_in_the_json_of_the_page(done: Exported) -> None:
     assert "default-src 'none'" in policy
     assert "connect-src 'none'" in policy
     assert "unsafe" not in policy
+
+
+def test_multiply_adds_of_an_image_are_counted(tmp_path: Path) -> None:
+    kept = make_run(tmp_path, config=tiny(3, image_size=(128, 128)))  # 1,025 tokens, 32 wide
+
+    done = export_run(str(kept), plan_export(["html"], str(tmp_path / "page")))
+
+    products = 2 * (12 * 32**2 * 1025 + 2 * 1025**2 * 32)
+    assert f"an image takes {products / 1e9:.1f} billion multiply-adds" in done.notes[1]
 
 
 def test_the_page_names_no_address_and_no_path(done: Exported) -> None:

@@ -164,6 +164,8 @@ def test_the_penalty_has_the_lowest_calibrated_loss_of_a_path_that_ends_when_it_
         assert ours["cv_top1"] == pytest.approx(top1)
         assert ours["cv_loss"] == pytest.approx(loss, abs=2e-3)
     assert l2 == chosen == min(expected, key=lambda score: score[2])[0]
+    _, path = choose_penalty(unfolded(x, y), centre=torch.zeros(3, 8))  # another head
+    assert [score["l2"] for score in path[:4]] == [100, 30, 10, 3]
 
 
 def test_balanced_classes_have_the_same_total_weight() -> None:

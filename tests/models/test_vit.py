@@ -120,6 +120,7 @@ def test_a_distilled_deit_averages_its_two_heads_as_timm_does() -> None:
     for classes in (10, 0):
         reference.reset_classifier(classes) if not classes else None
         model = VisionTransformer(replace(SMALL_CONFIG, distilled=True, num_classes=classes)).eval()
+        assert model.state_dict()["dist_token"].std() == pytest.approx(0.02, rel=0.3)
         model.load_state_dict(reference.state_dict(), strict=True)
         assert torch.allclose(model(images), reference(images), atol=1e-6)
 

@@ -11,8 +11,10 @@ from PIL import Image
 
 pytest.importorskip("matplotlib")
 
+from matplotlib import font_manager
 from matplotlib.figure import Figure
 
+from tests.support.children import python
 from tests.support.run_files import make_run
 from vitft.report import (
     RunComparison,
@@ -32,6 +34,22 @@ def test_text_of_any_script_is_drawn_or_escaped_but_never_as_boxes() -> None:
 
     assert text == "Löwenzahn وردة\nЖук \\U0010fffd"
     assert families[0] == "DejaVu Sans"
+
+
+@pytest.mark.long
+def test_a_font_that_matplotlib_has_not_listed_yet_is_used(tmp_path: Path) -> None:
+    font = pytest.importorskip("fontTools.ttLib").TTFont(font_manager.findfont("DejaVu Sans"))
+    for table in (one for one in font["cmap"].tables if one.format == 12):
+        table.cmap[0x10FFFD] = "A"
+    font.save(tmp_path / "later.ttf")
+
+    done = python(
+        "import sys; from matplotlib import font_manager; from vitft.report import drawable\n"
+        "font_manager.X11FontDirectories.append(sys.argv[1]); print(drawable(chr(0x10FFFD))[0])",
+        tmp_path,
+    )
+
+    assert done.stdout == "\U0010fffd\n", done.stderr
 
 
 def test_a_figure_with_names_of_any_script_has_no_missing_glyphs() -> None:

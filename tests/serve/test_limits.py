@@ -28,6 +28,7 @@ from tests.support.serving import (
 from vitft.models import VisionTransformer
 from vitft.serve import ServeLimits, limits
 
+FORM = 'multipart/form-data; boundary="cut here"'
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
 
 
@@ -188,11 +189,10 @@ def test_the_guide_states_the_limits() -> None:
 
 def test_a_form_cut_anywhere_is_an_error(client: Client) -> None:
     body = form(("a.png", b"\r\n--cut" * 5), ("b.png", b"x"))
-    kind = 'multipart/form-data; boundary="cut here"'
 
     for length in range(len(body) - len("\r\n")):
         if not body[:length].endswith(b"--cut here--"):
-            assert client.ask("POST", "/predict", body[:length], content_type=kind).status == 400
+            assert client.ask("POST", "/predict", body[:length], content_type=FORM).status == 400
 
 
 def test_the_page_loads_nothing_from_other_sites_and_runs_only_its_own_script(
@@ -255,6 +255,9 @@ def test_an_open_request_is_finished_after_a_signal(run: Path) -> None:
 
     for number, code, ignored in ((signal.SIGTERM, 143, None), (signal.SIGINT, 130, ignore_sigint)):
         with command_serving("serve", "--run", str(run), preexec_fn=ignored) as (client, child, _):
+            assert (
+                client.ask("POST", "/predict", b"--cut here\r\n:", content_type=FORM).status == 400
+            )
             with client.raw(head) as connection:
                 assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")  # it reads the body now
                 child.send_signal(number)
@@ -264,6 +267,7 @@ def test_an_open_request_is_finished_after_a_signal(run: Path) -> None:
             _, errors = child.communicate(timeout=30)
         assert child.returncode == code
         assert errors.splitlines()[-1] == "stopped"
+        assert "header" not in errors  # what python_multipart says of the form
 
 
 PAGE = Path(__file__).with_name("page.mjs")

@@ -57,8 +57,8 @@ def _arranged(
         found = [values.movedim(1, 3), values]
     for prefix in prefixes if values.ndim == 3 else ():
         count = values.shape[1] - prefix
-        rows = max(1, round(math.sqrt(max(0, count) * aspect)))
-        if count > 0 and count % rows == 0:
+        rows = round(math.sqrt(max(0, count) * aspect))
+        if rows and count % rows == 0:
             found.append(values[:, prefix:].unflatten(1, (rows, count // rows)))
 
     def error(positions: Tensor) -> float:

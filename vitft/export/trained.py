@@ -147,7 +147,7 @@ class TrainedRun:
             "transform": self.card.transform,
             "data": literal(self.results.data or "images"),
             "sizes": {part: counts[""] for part, counts in self.num_images.items()},
-            "left_out": test["left_out"] if test else 0,
+            "test": test,
             "chosen": licence,
             "known": self.pretrained_licence,
             "obligation": obligation(self.pretrained_licence) if self.pretrained_licence else "",

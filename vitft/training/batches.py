@@ -243,7 +243,7 @@ def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> _Order:
     for label in classes:
         own = np.flatnonzero(known == label)
         places = np.arange(epoch * each, (epoch + 1) * each)
-        piles = range(places[0] // len(own), places[-1] // len(own) + 1)
+        piles = np.unique(places // len(own))
         seeds = ([train.seed, label, pile, 1] for pile in piles)
         dealt = np.concatenate([np.random.default_rng(seed).permutation(own) for seed in seeds])
         drawn.append(dealt[places - piles[0] * len(own)])

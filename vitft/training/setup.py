@@ -402,7 +402,7 @@ def first_inputs(
     inputs = StageInputs(data=data, cut=pipeline.cut, extractor=features)
     inputs = _with_stage_data(inputs, config, config.train.stages[0])
     data.group.barrier()
-    if not config.train.cache and features is not None:
+    if not config.train.cache:
         prune(default_folder(), idle_s=3600)
     return inputs
 

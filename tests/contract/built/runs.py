@@ -6,6 +6,7 @@ R is a run of the images in T (classes cat, dog and owl); M one with several lab
 import atexit
 import contextlib
 import functools
+import json
 import shutil
 import tempfile
 from dataclasses import replace
@@ -42,6 +43,28 @@ def with_blanks(folder: Path) -> None:
     draw(folder / "new" / "a3.png")
     for number, grey in ((1, 90), (2, 120)):
         Image.new("L", (16, 16), grey).save(folder / "new" / f"a{number}.png")
+
+
+def on_hub(folder: Path) -> None:
+    """Write T, R and the cache of downloads, with its model as me/pets."""
+    single(folder)
+    repository = folder / "hub" / "models--me--pets"
+    for place, content in (
+        ("refs/main", b"a" * 40),
+        (f"snapshots/{'a' * 40}/model.safetensors", (folder / "R/model.safetensors").read_bytes()),
+    ):
+        (repository / place).parent.mkdir(parents=True)
+        (repository / place).write_bytes(content)
+
+
+def stopped_before_processes_were_counted(folder: Path) -> None:
+    """Write T, R and old, a stopped run whose environment.json lacks the number of processes."""
+    single(folder)
+    line = "finetune --data T --weights R --train all --epochs 2 --max-time 0.001s --out old"
+    assert run([*line.split(), "--cache", "none", "--device", "cpu"])[0] == 0
+    facts = json.loads((folder / "old" / "environment.json").read_text())
+    assert facts.pop("processes") == 1
+    (folder / "old" / "environment.json").write_text(json.dumps(facts))
 
 
 def without_fixes(folder: Path) -> None:

@@ -299,6 +299,7 @@ def unfit(folder: Path) -> None:
         "no_positions.safetensors": without["pos_embed"],
         "no_patches.safetensors": without["patch_embed"],
         "more.safetensors": plain | {f"extra.{number}": torch.ones(2) for number in range(7)},
+        "five.safetensors": plain | {f"extra.{number}": torch.ones(2) for number in range(5)},
         "mixture.safetensors": plain | {"norm.bias": torch.ones(31)},
         "oblong.safetensors": plain | {"pos_embed": torch.ones(1, 8, 64)},
         "twice.safetensors": plain | {"module.cls_token": torch.ones(1, 1, 64)},

@@ -21,7 +21,7 @@ from vitft.cli.main import main
 from vitft.data import DownloadLimits, fetch_folder, fetch_to_part, scan
 from vitft.system import DataError, LockedError
 
-QUICK = DownloadLimits(wait_s=0.01, pace=1000, attempts=3, allow_private=True)
+QUICK = DownloadLimits(wait_s=0.01, pace=1000, attempts=2, allow_private=True)
 HASTY = replace(QUICK, stall_s=0.4, attempts=9)
 NOISE = np.random.default_rng(0).bytes(300_000)
 """Cannot be packed, so that an archive with it has some length."""
@@ -192,11 +192,11 @@ def test_a_part_of_another_version_is_downloaded_again(
     [
         pytest.param(["404"], "the server responded with 404", id="404 at once"),
         *(
-            pytest.param([code] * 3, f"the server responded with {code}", id=f"{code} again")
+            pytest.param([code] * 2, f"the server responded with {code}", id=f"{code} again")
             for code in ("408", "425", "429", "500", "503")
         ),
         pytest.param(["403"], "the server responded with 403", id="403 at once"),
-        pytest.param(["drip"] * 3, "within 0.4 s", id="a byte at a time"),
+        pytest.param(["drip"] * 2, "within 0.4 s", id="a byte at a time"),
     ],
 )
 def test_failed_downloads_are_reported(
@@ -204,7 +204,7 @@ def test_failed_downloads_are_reported(
 ) -> None:
     site.faults = list(faults)
 
-    limits = replace(HASTY, attempts=3) if "drip" in faults else QUICK
+    limits = replace(HASTY, attempts=2) if "drip" in faults else QUICK
 
     with pytest.raises(DataError, match=said):
         fetch_folder(site.url, tmp_path / "set", limits=limits)

@@ -409,10 +409,10 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
     prefix = class_token + ("dist_token" in tensors) + registers
     if "pos_embed" in tensors:
         positions = _shape_of(tensors, "pos_embed", 3)[1]
-        (rows, columns), prefix = _grid_of(positions, prefix, patch, facts.image_size)
+        (rows, columns), has_places = _grid_of(positions, prefix, patch, facts.image_size)
     elif facts.image_size is not None:
         height, across = facts.image_size
-        rows, columns, prefix = height // patch[0], across // patch[1], 1
+        rows, columns, has_places = height // patch[0], across // patch[1], True
     else:
         raise WeightsError(
             "pos_embed is missing from the weights, and the image size is not stated",
@@ -458,7 +458,7 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             norm_eps=1e-6 if facts.norm_eps is None else facts.norm_eps,
             layer_scale=1e-5 if "blocks.0.ls1.gamma" in tensors else 0.0,
             registers=registers,
-            prefix_positions=prefix > 0,
+            prefix_positions=has_places,
             distilled="dist_token" in tensors,
             stem=stem,
             class_token=class_token,
@@ -518,20 +518,20 @@ def _shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tupl
 
 def _grid_of(
     positions: int, prefix: int, patch: tuple[int, int], image_size: tuple[int, int] | None
-) -> tuple[tuple[int, int], int]:
-    """Return the patch grid and the number of prefix tokens with position embeddings."""
+) -> tuple[tuple[int, int], bool]:
+    """Return the patch grid, and whether the prefix tokens have position embeddings, too."""
     if image_size is not None:
         rows, columns = image_size[0] // patch[0], image_size[1] // patch[1]
         for leading in (prefix, 0):
             if rows * columns == positions - leading > 0:
-                return (rows, columns), leading
+                return (rows, columns), leading > 0
     side = math.isqrt(positions)
     if prefix and side * side == positions:
-        return (side, side), 0
+        return (side, side), False
     side = math.isqrt(max(positions - prefix, 0))
     if side == 0 or side * side != positions - prefix:
         raise WeightsError(
             f"{positions - prefix} position embeddings do not form a square grid of patches",
             fix="put a config.json that states the image size next to the weight file",
         )
-    return (side, side), prefix
+    return (side, side), prefix > 0
