@@ -133,6 +133,7 @@ def _finetune(args: argparse.Namespace) -> int:
     result = run_finetuning(
         config, out=out, folder=folder, resume=bool(args.resume), max_seconds=max_seconds
     )
+    del folder  # of a million images; the page needs the memory
     if args.format == "json":
         _print_json(result.run, result.figures, config, status=result.status)
         return result.exit_code

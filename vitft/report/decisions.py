@@ -8,7 +8,7 @@ content that `data.fixes.write_fixes` would write.
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -40,25 +40,26 @@ MAX_FINDINGS, MAX_MEMBERS = 40, 6  # of each kind on a page, and of members of a
 
 def _table_json(
     fixes: Sequence[Fix], proposed: int, classes: Sequence[str], former: Sequence[Fix]
-) -> str:
-    """Return the table as JSON for the script of the page, escaped for an HTML attribute."""
+) -> Iterator[str]:
+    """Yield the parts of the table as JSON for the script, escaped for an HTML attribute."""
 
     def cell(text: str) -> str:
         """A cell as `write_fixes` writes it: quoted if necessary, with formulas escaped."""
         return quote_cell(escape_formula(text))
 
-    content = {
-        "header": ",".join(FIX_COLUMNS),
-        "files": [
-            [*map(cell, fix.cells[:4]), ",".join(map(cell, fix.cells[4:])), number < proposed]
-            for number, fix in enumerate(fixes)
-        ],
-        "classes": [[visible(name), cell(name)] for name in classes],
-        "former": [[cell(f.path), f.action, ",".join(map(cell, f.cells))] for f in former],
-    }
-    text = json.dumps(content)
-    key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return escape(f'{text[:-1]}, "key": "{key}"}}')
+    def row(number: int, fix: Fix) -> list[object]:
+        return [*map(cell, fix.cells[:4]), ",".join(map(cell, fix.cells[4:])), number < proposed]
+
+    shown = [[visible(name), cell(name)] for name in classes]
+    earlier = [[cell(f.path), f.action, ",".join(map(cell, f.cells))] for f in former]
+    rows = ((", " if n else "") + json.dumps(row(n, fix)) for n, fix in enumerate(fixes))
+    start = f'{{"header": {json.dumps(",".join(FIX_COLUMNS))}, "files": ['
+    end = f'], "classes": {json.dumps(shown)}, "former": {json.dumps(earlier)}'
+    digest = hashlib.sha256()
+    for part in itertools.chain([start], rows, [end]):
+        digest.update(part.encode())
+        yield escape(part)
+    yield escape(f', "key": "{digest.hexdigest()[:16]}"}}')
 
 
 def make_decisions(
@@ -142,7 +143,7 @@ def make_decisions(
         "findings": len(single) + len(groups),
         "files": len({*single, *grouped}),
         "copies": COPIES_WARNING * any(map(is_leak, groups)) + TEST_COPIES_WARNING * is_tested,
-        "table": "" if several else _table_json(table, proposed, classes, former),
+        "table": () if several else _table_json(table, proposed, classes, former),
         "can_decide": not several,
         "former": len(former),
         "warning": warning,
