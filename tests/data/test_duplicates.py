@@ -46,6 +46,13 @@ def test_a_copy_is_recognised_after(change: Callable[[Image.Image], Image.Image]
     assert found == [(seed, seed + 24) for seed in range(24)]
 
 
+def test_a_copy_is_recognised_in_noise_that_smoothing_removes() -> None:
+    image, noise = scene(33), np.random.default_rng(0).normal(0, 83, (120, 160, 3))
+    copy = Image.fromarray(np.clip(np.asarray(image) + noise, 0, 255).astype(np.uint8))
+
+    assert near_pairs(sketches(image, copy)) == [(0, 1)]
+
+
 def test_known_images_find_the_same_copies_as_pairs() -> None:
     scenes = [scene(seed) for seed in range(40)]
     changed = [read(encoded(trimmed(image), 60)) for image in scenes[::4]]
