@@ -69,30 +69,6 @@ def test_ignored_signals_stay_ignored() -> None:  # as nohup does with SIGHUP
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_signal_that_a_library_converts_to_its_own_error_still_stops() -> None:
-    def load() -> None:
-        try:
-            send("SIGTERM")
-        except BaseException as error:  # as safetensors does
-            raise ValueError("damaged file") from error
-
-    with pytest.raises(Stopped) as caught, Stopper():
-        load()
-
-    assert caught.value.exit_code == 143
-
-
-def wrapped_by_the_compiler() -> None:
-    """Raise as torch.compile does when Stopped is raised inside it."""
-    try:
-        send("SIGTERM")  # the second one
-    except BaseException as stop:
-        try:
-            raise RuntimeError("backend='inductor' raised") from stop
-        except RuntimeError as error:
-            raise ValueError("compile error") from error
-
-
 class CompilerError(RuntimeError):
     """An error of torch.compile."""
 
@@ -100,23 +76,37 @@ class CompilerError(RuntimeError):
 CompilerError.__module__ = "torch._inductor.exc"
 
 
+def converted(name: str) -> None:
+    """Raise what a library does that converts `Stopped` to its own error, as safetensors does."""
+    try:
+        send(name)
+    except BaseException as stop:
+        try:
+            raise RuntimeError("backend='inductor' raised") from stop
+        except RuntimeError as error:
+            raise ValueError("compile error") from error
+
+
+def test_a_signal_that_a_library_converts_to_its_own_error_still_stops() -> None:
+    with pytest.raises(Stopped) as caught, Stopper():
+        converted("SIGTERM")
+
+    assert caught.value.exit_code == 143
+
+
+@pytest.mark.parametrize("is_second", [False, True])
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_compiler_that_a_signal_ended_within_a_step_stops_the_run(name: str) -> None:
+def test_a_compiler_that_a_signal_ended_within_a_step_stops_the_run(
+    name: str, *, is_second: bool
+) -> None:
     with Stopper() as stopper, pytest.raises(Stopped) as caught, stopper.deferred():  # noqa: PT012
         send(name)
+        if is_second:
+            converted(name)
         raise CompilerError("C++ compile error")
 
     assert caught.value.exit_code == CODES[name]
     assert stopper.is_urgent  # the step is incomplete: do not save its state
-
-
-def test_a_second_signal_that_the_compiler_converts_to_its_own_error_stops_the_run() -> None:
-    with Stopper() as stopper, pytest.raises(Stopped) as caught, stopper.deferred():  # noqa: PT012
-        send("SIGTERM")
-        wrapped_by_the_compiler()
-
-    assert caught.value.exit_code == 143
-    assert stopper.is_urgent
 
 
 def test_several_processes_stop_after_the_same_step() -> None:
