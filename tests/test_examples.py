@@ -4,7 +4,6 @@ import html
 import json
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,23 +24,15 @@ def read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-def executed(*words: str | Path) -> "subprocess.CompletedProcess[str]":
-    """Run the program that executes notebooks."""
-    return ended([sys.executable, ROOT / "examples" / "execute.py", *words])
+MISSING = "there is no notebook nope.ipynb: give the path of an .ipynb file"
 
 
-def test_the_program_that_executes_notebooks_has_a_help_text() -> None:
-    done = executed("--help")
+@pytest.mark.parametrize(("word", "said"), [("--help", "NOTEBOOK"), ("nope.ipynb", MISSING)])
+def test_the_program_that_executes_notebooks_says_what_it_needs(word: str, said: str) -> None:
+    done = ended([sys.executable, ROOT / "examples" / "execute.py", word])
 
-    assert done.returncode == 0
-    assert "NOTEBOOK" in done.stdout
-
-
-def test_a_missing_notebook_is_one_sentence() -> None:
-    done = executed("nope.ipynb")
-
-    assert done.returncode == 2
-    assert "there is no notebook nope.ipynb: give the path of an .ipynb file" in done.stderr
+    assert done.returncode == (0 if word == "--help" else 2)
+    assert said in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -50,7 +41,7 @@ def test_a_file_that_is_not_a_notebook_is_one_sentence(tmp_path: Path, content: 
     path = tmp_path / "a.ipynb"
     path.write_bytes(content.encode("latin-1"))
 
-    done = executed(path)
+    done = ended([sys.executable, ROOT / "examples" / "execute.py", path])
 
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
@@ -128,11 +119,8 @@ def test_a_notebook_is_small_and_without_traces_of_a_machine(path: Path) -> None
         assert set(cell) >= {"cell_type", "id", "metadata", "source"}
 
 
-def test_there_are_notebooks() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["first_run", "look_inside"]
-
-
 def test_an_error_in_a_cell_is_not_hidden() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["first_run", "look_inside"]
     cell = {"cell_type": "code", "source": ["1 / 0"], "outputs": []}
 
     with pytest.raises(ZeroDivisionError):

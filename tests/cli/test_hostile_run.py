@@ -266,30 +266,26 @@ def test_a_damaged_training_state_is_named_and_the_run_is_not_resumed(
     assert f"all training states in {run / 'resume'} are damaged" in error
 
 
-def test_a_stopped_run_without_settings_is_not_resumed_on_the_current_folder(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
-) -> None:
-    run = copied(home / "half", tmp_path / "run")
-    monkeypatch.chdir(home / "data")
-    empty(run / "config.toml")
-
-    code, error = outcome("resume", run)
-
-    assert code == 5, error
-    assert f"damaged run: {run / 'config.toml'} (data.path is missing)" in error
-
-
-@pytest.mark.parametrize("content", ["[data]\npath = 5", "[train]\nepochs = 0.5"])
+@pytest.mark.parametrize(
+    ("kind", "command", "content", "reason"),
+    [
+        ("half", "resume", "", " (data.path is missing)"),  # not resumed on the current folder
+        ("run", "check", "[data]\npath = 5", ""),
+        ("run", "check", "[train]\nepochs = 0.5", ""),
+    ],
+)
 def test_a_wrong_setting_of_a_run_is_reported_with_its_file(
-    home: Path, tmp_path: Path, outcome: Outcome, content: str
-) -> None:
-    run = copied(home / "run", tmp_path / "run")
-    text(content)(run / "config.toml")
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, kind: str,
+    command: str, content: str, reason: str,
+) -> None:  # fmt: skip
+    run = copied(home / kind, tmp_path / "run")
+    monkeypatch.chdir(home / "data")
+    (run / "config.toml").write_text(content)
 
-    code, error = outcome("check", run)
+    code, error = outcome(command, run)
 
     assert code == 5, error
-    assert f"{run / 'config.toml'}" in error
+    assert f"{run / 'config.toml'}{reason}" in error
 
 
 def test_a_resumed_run_writes_the_files_that_it_does_not_read_again(

@@ -442,18 +442,13 @@ def test_a_decompression_bomb_does_not_allocate_memory(tmp_path: Path) -> None:
     assert int(done.stdout.split()[-1]) < 300 * 2**10  # KiB
 
 
-def test_a_text_chunk_that_unpacks_to_50_mb_is_damage() -> None:
-    info = PngImagePlugin.PngInfo()
+def test_a_broken_chunk_and_a_text_chunk_that_unpacks_to_50_mb_are_damage() -> None:
+    info, broken = PngImagePlugin.PngInfo(), bytearray(encoded(gradient(), "PNG"))
     info.add_text("comment", "x" * 50_000_000, zip=True)
+    broken[20] ^= 1  # in the header, so that its checksum no longer fits
 
-    assert reason(encoded(gradient(), "PNG", pnginfo=info)).startswith("damaged PNG (")
-
-
-def test_a_broken_chunk_is_damage() -> None:
-    data = bytearray(encoded(gradient(), "PNG"))
-    data[20] ^= 1  # in the header, so that its checksum no longer fits
-
-    assert reason(bytes(data)).startswith("damaged PNG (")
+    for data in (encoded(gradient(), "PNG", pnginfo=info), bytes(broken)):
+        assert reason(data).startswith("damaged PNG (")
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 65500), (65500, 1)])
@@ -492,13 +487,11 @@ def test_an_oversized_file_is_not_read(tmp_path: Path) -> None:
     os.truncate(path, 10**10)
     with pytest.raises(ImageError, match=r"it has 10,000,000,000 bytes, more than the limit"):
         read_bytes(path)
-    os.truncate(path, 8 * 1000 + 2**26)
-    assert len(read_bytes(path, max_pixels=1000)) == 8 * 1000 + 2**26
-    with pytest.raises(ImageError, match="more than the limit"):
-        read_bytes(path, max_pixels=999)
-    os.truncate(path, 8 * 1000 + 2**26 + 1)
-    with pytest.raises(ImageError, match="more than the limit"):
-        read_bytes(path, max_pixels=1000)
+    for size, pixels in ((8 * 1000 + 2**26, 999), (8 * 1000 + 2**26 + 1, 1000)):
+        os.truncate(path, size)
+        with pytest.raises(ImageError, match="more than the limit"):
+            read_bytes(path, max_pixels=pixels)
+        assert len(read_bytes(path, max_pixels=pixels + 1)) == size
 
 
 def mutated(data: bytes, stream: random.Random) -> bytes:

@@ -42,24 +42,20 @@ def test_an_image_of_a_shard_that_has_changed_is_an_error(
 
 
 class Command:
-    """An object that creates a folder when it is read from a pickle."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    """An object that creates the folder `executed` when it is read from a pickle."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        return os.mkdir, (str(self.path),)
+        return os.mkdir, ("executed",)
 
 
-def test_a_copy_without_its_description_has_no_images(copied: Path) -> None:
-    (copied / "source.json").write_text("{}")
-
-    with pytest.raises(ImageError, match="not found"):
-        read_bytes(f"{copied}/part-00.tar/0.jpg")
-
-
-def test_positions_that_are_a_pickle_are_not_read(copied: Path, tmp_path: Path) -> None:
-    (copied / "members.npy").write_bytes(pickle.dumps(Command(tmp_path / "executed")))
+@pytest.mark.parametrize(
+    ("name", "content"), [("source.json", b"{}"), ("members.npy", pickle.dumps(Command()))]
+)
+def test_a_copy_without_its_description_or_positions_has_no_images(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (copied / name).write_bytes(content)
 
     with pytest.raises(ImageError, match="not found"):
         read_bytes(f"{copied}/part-00.tar/0.jpg")
