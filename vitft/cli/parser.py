@@ -200,14 +200,14 @@ class Parser(argparse.ArgumentParser):
     def corrected(self, message: str) -> str:
         """Return a fix with the whole command if an option is missing or superfluous, or ""."""
         unknown = message.partition("unrecognized arguments: ")[2]
-        if unknown not in self.typed or re.match(r"-|\w+=", unknown):
+        if not unknown or unknown not in self.typed or re.match(r"-|\w+=", unknown):
             return ""
         known = self._option_string_actions
         text, option, value = "the output is named", "--out", unknown
         if "--run" in known and (os.path.lexists(unknown) or unknown.startswith(f"{BASE}{os.sep}")):
             text, option = "the model is given", "--run"
         elif "--out" in known and known["--out"].metavar == "DIR":
-            value = str(Path(unknown).with_suffix(""))
+            value = unknown.removesuffix(Path(unknown).suffix)
         exists = option == "--out" and os.path.lexists(unknown)
         if option not in known or option in self.typed or exists:
             return ""

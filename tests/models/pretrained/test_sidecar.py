@@ -39,10 +39,9 @@ STATED: list[tuple[dict[str, Any], dict[str, Any], str, Any]] = [
         (None, None), (1, "lanczos"), (3, "bicubic"), (4, None), (5, None)  # as in Pillow
     )),
 ]  # fmt: skip
+WRONG_SIZES: list[Any] = [0, -1, 16385, 2.0, "224", [224], [0, 3], [True, 3], [], {}]
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    *(({"input_size": value}, {}, r"config.json: input_size.*: Expected") for value in (
-        0, -1, 16385, 2.0, "224", [224], [0, 3], [True, 3], [], {}
-    )),
+    *(({"input_size": size}, {}, r"config.json: input_size.*: Expected") for size in WRONG_SIZES),
     *((HF | {"layer_norm_eps": value}, {}, "layer_norm_eps: Expected") for value in (
         0, 1, -1e-6, "1e-6"
     )),
