@@ -4,9 +4,8 @@ import ast
 import importlib
 import re
 import sys
-import tokenize
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -75,24 +74,6 @@ def test_a_run_without_sharding_does_not_import_dtensor() -> None:
     assert done.stdout == "False\n", done.stderr
 
 
-HEAVY = {
-    *("PIL", "alembic", "datasets", "fsspec", "h11", "huggingface_hub", "jinja2"),
-    *("markupsafe", "matplotlib", "mlflow", "numpy", "onnx", "onnxruntime", "onnxscript"),
-    *("openpyxl", "peft", "pyarrow", "pillow_heif", "requests", "rich", "safetensors"),
-    *("simplejpeg", "starlette", "tensorboard", "timm", "torch", "torchvision", "transformers"),
-    *("uvicorn", "wandb"),
-}
-"""Third-party packages that are slow to import, or optional."""
-LATE_WITH_REASON = {
-    "__main__.py: vitft.cli.main": "signal handlers are installed before anything slow is imported",
-    "cli/parser.py: vitft.config.run": "only a wrong option needs it",
-    "system/device.py: resource": "POSIX only",
-    "system/files.py: fcntl": "POSIX only",
-    "system/imports.py: importlib": "it imports email and zipfile",
-}
-"""`module: imported module` and why it is imported late though it is light."""
-
-
 def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
@@ -100,83 +81,14 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in SOURCES}
 
 
-def imported(nodes: Iterator[ast.AST]) -> Iterator[tuple[ast.AST, str]]:
-    """Yield each imported module, `from package import module` included."""
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node, alias.name
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node, node.module
-            for alias in node.names:
-                if f"{node.module}.{alias.name}" in MODULES:
-                    yield node, f"{node.module}.{alias.name}"
-                elif node.module in MODULES:
-                    yield from ((node, home) for home in lazy_homes(node.module, alias.name))
-
-
 @cache
-def lazy_homes(package: str, name: str) -> list[str]:
-    """Return the module from which a package imports a public name on first use."""
-    stub = MODULES[package].with_suffix(".pyi")
-    return [
-        f"{package}.{node.module}"
-        for node in (ast.parse(stub.read_text()).body if stub.exists() else ())
-        if isinstance(node, ast.ImportFrom) and node.names[0].name == name
-    ]
-
-
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-
-
-def at_module_level(node: ast.AST) -> Iterator[ast.AST]:
-    """Walk what runs when a module is imported."""
-    for child in ast.iter_child_nodes(node):
-        if not (
-            isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or is_type_checking(child)
-        ):
-            yield child
-            yield from at_module_level(child)
-
-
-@cache
-def heavy_imports(module: str) -> frozenset[str]:
-    """Return the heavy packages that importing a module imports, directly or indirectly."""
-    found: set[str] = set()
-    todo, done = [module], set()
-    while todo:
-        name = todo.pop()
-        if name in done:
-            continue
-        done.add(name)
-        found |= {name.partition(".")[0]} & HEAVY
-        if name.startswith("vitft"):
-            parent = name.rpartition(".")[0]
-            todo += [parent] if parent else []
-            if name in MODULES:
-                nodes = at_module_level(tree_of(MODULES[name]))
-                todo += [target for _, target in imported(nodes)]
-    return frozenset(found)
-
-
-def late_imports() -> Iterator[str]:
-    """Yield `module: imported module` of each import of something light inside a function."""
-    for path in SOURCES:
-        for function in ast.walk(tree_of(path)):
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                by_statement: dict[ast.AST, list[str]] = defaultdict(list)
-                for node, target in imported(ast.walk(function)):
-                    by_statement[node].append(target)
-                for targets in by_statement.values():
-                    if not any(heavy_imports(target) for target in targets):
-                        yield f"{where(path)}: {targets[0]}"
-
-
-def test_imports_inside_functions_are_of_heavy_packages() -> None:
-    allowed = {*LATE_WITH_REASON} | REMAINDER["late_imports"]
-
-    assert not {*late_imports()} - allowed, "move these imports to the top of the module"
+def is_public(package: str, name: str) -> bool:
+    """Return whether a package declares a name in its __init__.pyi."""
+    stub = MODULES[package].with_suffix(".pyi") if package in MODULES else ROOT / "no"
+    return stub.exists() and any(
+        isinstance(node, ast.ImportFrom) and node.names[0].name == name
+        for node in ast.parse(stub.read_text()).body
+    )
 
 
 COMES_WITH = {
@@ -198,9 +110,10 @@ def test_every_imported_package_is_a_dependency() -> None:
     lines = [*PROJECT["dependencies"], *(line for e in extras if e != "test" for line in extras[e])]
     installed = {re.split(r"[<>=]", line)[0] for line in lines}
 
-    names = {
-        name.partition(".")[0] for path in SOURCES for _, name in imported(ast.walk(tree_of(path)))
-    } - {*sys.stdlib_module_names, "vitft"}
+    nodes = [node for path in SOURCES for node in ast.walk(tree_of(path))]
+    modules = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    modules |= {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
+    names = {m.partition(".")[0] for m in modules} - {*sys.stdlib_module_names, "vitft"}
 
     assert {COMES_WITH.get(name, name) for name in names} <= installed
 
@@ -216,11 +129,7 @@ def internal_imports() -> Iterator[str]:
                 found = [alias.name for alias in node.names if alias.name.startswith("vitft.")]
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vitft"):
                 home = str(node.module)
-                found = [
-                    f"{home}.{alias.name}"
-                    for alias in node.names
-                    if home not in MODULES or not lazy_homes(home, alias.name)
-                ]
+                found = [f"{home}.{a.name}" for a in node.names if not is_public(home, a.name)]
             else:
                 continue
             for name in found:
@@ -270,44 +179,6 @@ def test_names_that_only_their_own_module_uses_are_private() -> None:
     ]
 
     assert not alone, "begin these names with _"
-
-
-PRIVATE = re.compile(
-    r"\b(house|rooms?|doors?|floors?|verbs?|team|sketch(?:es|book)?|crew|rehears(?:e|ed|al))\b"
-    r"|(?<![Tt]here )\b(is|are) no (?!longer|more|less)|(?<![Tt]here )\bis none\b"
-    r"|^Of (?:the|a|an|one|each|every|this|these)\b"
-)
-"""Metaphors and phrases that the glossary replaced."""
-
-
-def texts(path: Path) -> Iterator[str]:
-    """Yield docstrings, messages and comments."""
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-    with path.open("rb") as file:
-        yield from (
-            t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.COMMENT
-        )
-
-
-def private_words() -> dict[str, set[str]]:
-    found: dict[str, set[str]] = defaultdict(set)
-    for path in SOURCES:
-        for text in texts(path):
-            found[where(path)] |= {match.group() for match in PRIVATE.finditer(text)}
-    return {path: words for path, words in found.items() if words}
-
-
-def test_texts_use_standard_terms() -> None:
-    found = private_words()
-
-    assert not {k: v for k, v in found.items() if k not in REMAINDER["private_words"]}
-
-
-def test_the_lists_of_exceptions_are_current() -> None:
-    assert not ({*LATE_WITH_REASON} | REMAINDER["late_imports"]) - {*late_imports()}
-    assert not REMAINDER["private_words"] - {*private_words()}
 
 
 def test_only_the_command_line_prints() -> None:
