@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from vitft.data.duplicates import MAX_ALL_PAIRS, candidates, similar_codes
-from vitft.features.label_errors import out_of_fold_logits
-from vitft.features.neighbours import nearest_neighbours, votes_outside_group
+from vitft.features.label_errors import nearest_neighbours, out_of_fold_logits, votes_outside_group
 from vitft.metrics.calibration import ScoredSet, calibrate_temperature
 from vitft.metrics.classification import classification_metrics
 from vitft.metrics.outputs import Outputs

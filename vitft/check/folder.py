@@ -135,7 +135,7 @@ def check_folder(
     if config.weights.name:
         inspected, features, transform = _inspect_with_features(folder, fingerprints, config)
         if inspected.rows:
-            from vitft.features.neighbours import similar_images
+            from vitft.features.label_errors import similar_images
 
             similar = similar_images(features([*fingerprints.by_digest]))  # as at the end of a run
     else:

@@ -27,8 +27,12 @@ from vitft.features.cut import Cut
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.folds import CV_IMAGES, in_one_group, stratified_subset
 from vitft.features.head import cross_validation_rows, default_penalty
-from vitft.features.label_errors import find_mislabels, out_of_fold_logits, score_given_labels
-from vitft.features.neighbours import similar_images
+from vitft.features.label_errors import (
+    find_mislabels,
+    out_of_fold_logits,
+    score_given_labels,
+    similar_images,
+)
 from vitft.features.ood import (
     REFERENCE_FILE,
     TOO_HIGH,

@@ -23,9 +23,9 @@ from vitft.training.setup import (
     load_model,
     next_inputs,
     split_images,
+    with_soft_targets,
 )
 from vitft.training.stages import StepStage, solve_head_stage
-from vitft.training.teacher import with_soft_targets
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from vitft.data.transforms import View, eval_view
 from vitft.features.cut import cut_model
 from vitft.features.folds import CV_FOLDS
 from vitft.features.head import HeadMethod, LinearHead, SolvedHead, cross_validate, solve_head
+from vitft.features.label_errors import nearest_neighbours
 from vitft.features.logistic import threads_for
-from vitft.features.neighbours import nearest_neighbours
 from vitft.messages import results as messages
 from vitft.metrics.calibration import MAX_LOGITS
 from vitft.metrics.classification import (
