@@ -7,9 +7,8 @@ from vitft.cli import output
 from vitft.cli.parser import Command
 from vitft.cli.table_settings import TABLE_SETTINGS, with_table_settings
 from vitft.config.run import config_from_table
-from vitft.messages.study import HEAD_NOTE, lead_sentences
 from vitft.system.imports import heavy_imports, require_extra
-from vitft.system.text import shell_join
+from vitft.system.text import count, shell_join
 
 
 @Command(
@@ -60,7 +59,7 @@ def _study_command(args: argparse.Namespace) -> int:
         )
 
     with heavy_imports():
-        from vitft.study.run import leads, run_study, short_rows
+        from vitft.study.run import HEAD_NOTE, leads, run_study, short_rows
 
     words = ["--data", args.data, "--weights", *args.weights, "--shots", *map(str, plan.shots)]
     words += ["--seeds", str(seeds), *(["--no-baselines"] if args.no_baselines else [])]
@@ -70,7 +69,21 @@ def _study_command(args: argparse.Namespace) -> int:
     counts = study["shots"]
     output.table(("images per class", *map(str, counts)), short_rows(study), numbers=len(counts))
     output.note(HEAD_NOTE)
-    for text in lead_sentences(study["curves"][0]["name"], leads(study), counts):
-        output.result(text)
+    per_class = count(counts[-1], "image per class", "images per class")
+    for name, differences in leads(study).items():
+        mean, (low, high) = differences[-1]
+        output.result(
+            f"{study['curves'][0]['name']} compared with {name} at {per_class}: "
+            f"{100 * mean:+.1f} points (95% CI {100 * low:+.1f} to {100 * high:+.1f})"
+        )
+        pairs = list(zip(counts, differences, strict=True))
+        behind = [str(s) for s, (_, (_, top)) in pairs if top < 0]
+        unclear = [str(s) for s, (_, (bottom, top)) in pairs if bottom <= 0 <= top]
+        if behind:
+            which = f"at which {name} is significantly better: {', '.join(behind)}"
+            output.result(f"  images per class {which}")
+        if unclear:
+            which = f"without a significant difference: {', '.join(unclear)}"
+            output.result(f"  images per class {which}")
     output.result(f"written: {plan.out}/study.png, study.md, study.json")
     return 0

@@ -29,7 +29,7 @@ from vitft.models.card import Card
 from vitft.report.html import filled
 from vitft.system.files import write_atomically
 from vitft.system.rundir import read_run_json
-from vitft.system.text import is_measurable, not_calibrated, shell_quote
+from vitft.system.text import interval, is_measurable, not_calibrated, shell_quote
 
 # model card --------------------------------------------------------------------------------------
 
@@ -264,8 +264,8 @@ def _evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> lis
     metrics: list[tuple[str, str, float | None, Interval | None]] = []
     part, on = "validation", row.compared_on
     if row.is_eight_bits:
-        name, accuracy = messages.eight_bits_name(several_labels=row.several_labels), row.correct[1]
-        metrics = [("accuracy", name, accuracy / row.images, row.interval)]
+        name = f"accuracy {'(all labels right) ' * row.several_labels}with 8-bit weights"
+        metrics = [("accuracy", name, row.correct[1] / row.images, row.interval)]
     elif one := trained.results.estimate("test", "validation"):
         part, on, found = one.kind, messages.measured_on(one), trained.measured
         metrics = [(one.measure.replace(" ", "_"), one.measure, one.value, one.interval)]
@@ -283,7 +283,7 @@ def _evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> lis
             dataset_split=part,
             metric_type=kind,
             metric_value=round(value, 6),
-            metric_name=messages.hub_name(name, on, bounds),
+            metric_name=f"{name} on {on}, 95% CI {interval(bounds)}",
         )
         for kind, name, value, bounds in metrics
         if value is not None

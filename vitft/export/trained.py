@@ -20,7 +20,6 @@ from torch import Tensor
 from vitft.data.image_table import Images
 from vitft.data.images import open_image, read_bytes
 from vitft.data.split import run_manifest
-from vitft.messages.results import fewer_blocks
 from vitft.metrics.intervals import Flags, wilson_interval
 from vitft.metrics.results import Results, RunResults, read_results
 from vitft.models.card import Card
@@ -92,9 +91,14 @@ class TrainedRun:
     def last_block_reason(self) -> str:
         """Why an exported head reads fewer blocks than the run's head, and what it costs."""
         head = self.measured.get("head") if self.measured else None
-        if not self.measured or not head:
-            return fewer_blocks(0, None, 0.0)
-        return fewer_blocks(head["blocks"], head["last_block_top1"], self.measured["top1"])
+        if not self.measured or not head or head["last_block_top1"] is None:
+            return "because timm and transformers cannot load a head on several blocks"
+        last, whole = percent(head["last_block_top1"]), percent(self.measured["top1"])
+        cost = f"{last}, as with the run's head" if last == whole else f"{last} instead of {whole}"
+        return (
+            "because timm and transformers cannot load the run's head, which uses the last "
+            f"{head['blocks']} blocks (validation accuracy {cost})"
+        )
 
     @property
     def pretrained_entry(self) -> CatalogEntry | None:

@@ -1,6 +1,6 @@
 """Sentences about numbers and findings, for every screen, page and file.
 
-`results` is about a run or an export, `evaluation` about an evaluation, `study` about a study.
+`results` is about runs and exports, `evaluation` about an evaluation.
 """
 
 import lazy_loader

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -25,11 +25,9 @@ from vitft.system.text import (
     interval,
     is_measurable,
     is_scaled,
-    listing,
     not_calibrated,
     percent,
     percent_or_bound,
-    requested_percent,
     scored_images,
 )
 
@@ -242,7 +240,7 @@ def using(results: Results, place: str, file_time: float) -> str:
 
 
 _FEW_ANSWERS = 20  # below which the accuracy that they are expected to have is not stated
-_USUALLY_UNLIKE = 0.02  # fraction of images like the training images that is flagged
+USUALLY_UNLIKE = 0.02  # fraction of images like the training images that is flagged
 _SIGNIFICANCE = 0.01
 
 
@@ -260,12 +258,12 @@ def expected_accuracy(
         return ""
     share, explained = right / images, ""
     text = percent(share, 0)
-    if binomial_tail(unlike, images, _USUALLY_UNLIKE) < _SIGNIFICANCE:
-        excess = unlike - _USUALLY_UNLIKE * images
+    if binomial_tail(unlike, images, USUALLY_UNLIKE) < _SIGNIFICANCE:
+        excess = unlike - USUALLY_UNLIKE * images
         text = interval((share - excess / images * right_of_unlike / unlike, share), 0)
         explained = (
             f". {percent(unlike / images, 0)} are unlike the training images, usually "
-            f"{percent(_USUALLY_UNLIKE, 0)}, and the lower number counts the additional ones as "
+            f"{percent(USUALLY_UNLIKE, 0)}, and the lower number counts the additional ones as "
             "wrong"
         )
     accuracy = f"accuracy of the run: {rough_percent(one)}"
@@ -289,127 +287,10 @@ def calibration_text(found: Mapping[str, Any]) -> str:
     return f"{error}{within(bounds)}, {shown}"
 
 
-def run_details(results: Results) -> str:
-    """Return the name of a run and all its estimates."""
-    return "; ".join([f"run {results.name}", *map(estimate_text, results.estimates)])
-
-
 def accuracy_without_copies(one: Estimate) -> str:
     """Return the accuracy on validation images that have no copies among the training images."""
     on = f"on the {measured_on(one)} without copies among the training images"
     return f"{percent(one.value)}{within(one.interval)} {on}"
-
-
-def threshold_text(
-    value: float,
-    precision: float,
-    bounds: Interval,
-    *,
-    covered: int,
-    images: str,
-    expected: float,
-    guaranteed: tuple[float, float] | None = None,
-) -> str:
-    """Return a threshold, and its precision and interval on the `covered` predictions above it.
-
-    `expected` is the precision that the probabilities imply, which is included if it is higher.
-    A `guaranteed` precision has a confidence.
-    """
-    also = f", {percent(expected)} expected from the probabilities" if expected > precision else ""
-    sure = ""
-    if guaranteed:
-        promise, confidence = map(requested_percent, guaranteed)
-        sure = f"at least {promise} with {confidence} confidence, measured "
-    return (
-        f"threshold {percent(value)}: precision {sure}{percent(precision)}{within(bounds)} on "
-        f"{covered:,} of {images}{also}"
-    )
-
-
-def sets_text(
-    requested: float,
-    coverage: float,
-    bounds: Interval,
-    *,
-    images: str,
-    size: float,
-    shared: Sequence[str],
-) -> str:
-    """Return how often prediction sets contain the true class, and how large they are.
-
-    Classes with too few images for a limit of their own have a `shared` limit.
-    """
-    few = f". These classes have few images and are covered together: {listing(shared)}"
-    return (
-        f"sets: coverage at least {requested_percent(requested)}, measured {percent(coverage)}"
-        f"{within(bounds)} on {images}, {size:.2f} classes on average{few * bool(shared)}"
-    )
-
-
-def counted_text(
-    images: int, known: Mapping[str, int], kind: str, *, unlike: int = 0, unreadable: int = 0
-) -> str:
-    """Return how many images were counted and how many were not, for counts of each class.
-
-    `known` are the images on which the mistakes are known, and their groups, and `kind` says which.
-    """
-    left_out = [
-        *[f"{unlike:,} unlike the training images (usually {percent(_USUALLY_UNLIKE, 0)})"]
-        * bool(unlike),
-        *[f"{unreadable:,} unreadable"] * bool(unreadable),
-    ]
-    return (
-        f"counted: {count(images, 'image')}, adjusted for the mistakes on "
-        f"{scored_images(known, kind)}"
-        f"{'. Not counted: ' * bool(left_out)}{', '.join(left_out)}"
-    )
-
-
-# sentences about the accuracy of exported models --------------------------------------------------
-
-
-def export_accuracy(
-    before: float, after: float, bounds: Interval, images: str, *, several_labels: bool = False
-) -> str:
-    """Return a clause about the accuracy of an export, given that of the original."""
-    measure = "the fraction of images with all labels right" if several_labels else "the accuracy"
-    return (
-        f"{measure} is {percent(after)}{within(bounds)} on {images}, compared with "
-        f"{percent(before)} for the original"
-    )
-
-
-def hub_name(name: str, on: str, bounds: Interval | None) -> str:
-    """Return the name of a metric in the table of a model card."""
-    return f"{name} on {on}, 95% CI {interval(bounds)}"
-
-
-def eight_bits_name(*, several_labels: bool) -> str:
-    """Return the name of the accuracy of an export with 8-bit weights."""
-    return f"accuracy {'(all labels right) ' * several_labels}with 8-bit weights"
-
-
-def fewer_blocks(blocks: int, last: float | None, whole: float) -> str:
-    """Return why an exported head uses only the last block, and what that costs.
-
-    The accuracy of the head of the run on `blocks` blocks is `whole`, that of the other `last`.
-    """
-    if last is None:
-        return "because timm and transformers cannot load a head on several blocks"
-    cost = f"{percent(last)} instead of {percent(whole)}"
-    if percent(last) == percent(whole):
-        cost = f"{percent(last)}, as with the run's head"
-    return (
-        "because timm and transformers cannot load the run's head, which uses the last "
-        f"{blocks} blocks (validation accuracy {cost})"
-    )
-
-
-def few_images_accuracy(images: int, accuracies: Sequence[float]) -> str:
-    """Return the accuracy on few images, and that with 8-bit weights if it differs."""
-    own, other = map(percent, accuracies)
-    also = f", and {other} with 8 bits" * (own != other)
-    return f"(on only {count(images, 'validation image')}, the model's accuracy is {own}{also})"
 
 
 # what only the page of a run shows: what its numbers rest on, and what would raise them -----------
@@ -468,16 +349,6 @@ def selected_epoch(results: RunResults, layers: str, planned: int = 0) -> str:
 
 
 EPOCH_COLUMNS = "epoch      train loss  train accuracy  val. loss  val. accuracy      time"
-
-
-def epoch_row(entry: Mapping[str, Any], planned: int, when: str, *, is_best: bool) -> str:
-    """Return the metrics of an epoch below `EPOCH_COLUMNS`."""
-    number = f"{entry['epoch']:.0f}/{planned}"
-    return (
-        f"{number:>9}  {entry['train_loss']:>10.4f}  {percent(entry['train_top1']):>14}  "
-        f"{entry['val_loss']:>9.4f}  {percent(entry['val_top1']):>13}  {when:>8}"
-        f"{'  best' * is_best}"
-    )
 
 
 def stopped_early(
@@ -544,12 +415,11 @@ def already_trained(weights: str, images: int, validation: int, run: str) -> str
     return f"{where}{more}"
 
 
-def divided_groups(classes: Sequence[str]) -> str:
-    """Return a warning that cross-validation divides the groups of these classes."""
+def known_images_note(name: str, trained: int, images: int) -> str:
+    """Return the note on weights whose backbone was trained on some of the images."""
     return (
-        "the cross-validated accuracy may be too high: all training images of a class are in one "
-        "group, or in groups joined by copies, which cross-validation has to divide "
-        f"({listing(classes)})"
+        f"{name} was trained on {trained:,} of these {count(images, 'image')}, so its accuracies "
+        "here say nothing about new images"
     )
 
 

@@ -13,13 +13,13 @@ from vitft.data.parts import AUDIT, CHOSEN
 from vitft.data.sources import ImageSource
 from vitft.data.table import TableReader
 from vitft.data.web import is_url
-from vitft.messages.results import counted_text
+from vitft.messages.results import USUALLY_UNLIKE
 from vitft.metrics.counts import LEVELS, adjusted_counts, confidence_levels, powered_counts
 from vitft.metrics.intervals import Floats, Groups, design_effect
 from vitft.predict.rows import OUT_OF_DISTRIBUTION, Prediction, Tally
 from vitft.system.errors import DataError, UsageError
 from vitft.system.suggest import misspelt_name
-from vitft.system.text import count, listing
+from vitft.system.text import count, listing, percent, scored_images
 
 log = logging.getLogger(__name__)
 
@@ -204,4 +204,11 @@ class Confusion:
         unlike, images = tally.marks[OUT_OF_DISTRIBUTION], tally.counted.total()
         used = self.labelled if self.sample else self.held_out
         kind = "labelled image" if self.sample else "held-out image"
-        return counted_text(images, used, kind, unlike=unlike, unreadable=tally.errors)
+        text = (
+            f"counted: {count(images, 'image')}, adjusted for the mistakes on "
+            f"{scored_images(used, kind)}"
+        )
+        usually = f"unlike the training images (usually {percent(USUALLY_UNLIKE, 0)})"
+        marks = {usually: unlike, "unreadable": tally.errors}
+        left_out = ", ".join(f"{number:,} {mark}" for mark, number in marks.items() if number)
+        return f"{text}. Not counted: {left_out}" if left_out else text

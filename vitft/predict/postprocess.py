@@ -21,7 +21,7 @@ from vitft.data.duplicates import BLANK_REMARK, is_blank_view
 from vitft.data.remote.places import short_name
 from vitft.data.table import MAX_TABLE_BYTES
 from vitft.features.ood import Reference
-from vitft.messages.results import run_details, using
+from vitft.messages.results import estimate_text, using
 from vitft.metrics.intervals import Flags, Floats
 from vitft.metrics.outputs import Outputs
 from vitft.metrics.results import Results, RunResults, read_results
@@ -169,8 +169,8 @@ class Postprocess:
         flags = self.reference.power() if self.reference else flags
         if self.run:
             log.info(self.describe())
-            texts = (run_details(self.run), self.outputs.counted, flags)
-            log.debug("; ".join(filter(None, texts)))
+            texts = f"run {self.run.name}", *map(estimate_text, self.run.estimates)
+            log.debug("; ".join(filter(None, (*texts, self.outputs.counted, flags))))
 
     def __call__(
         self,

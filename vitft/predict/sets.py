@@ -20,12 +20,12 @@ from typing import Self
 
 import numpy as np
 
-from vitft.messages.results import sets_text
+from vitft.messages.results import within
 from vitft.metrics.calibration import Ints, softmax
 from vitft.metrics.intervals import Flags, Floats, Groups, Interval, accuracy_interval
 from vitft.predict.validation import HeldOut
 from vitft.system.errors import UsageError
-from vitft.system.text import count, requested_percent
+from vitft.system.text import count, listing, percent, requested_percent
 
 _OWN_LIMIT = 20
 """Fewest images, or groups, from which a class has a limit of its own. Classes with fewer share a
@@ -144,12 +144,13 @@ def choose_set_limits(run: Path, coverage: float) -> tuple[tuple[float, ...], st
             fix=f"use --coverage {lower[0]:g}" if lower else "train with more images",
         )
     sizes = (softmax(held_out.logits.astype(np.float64)) >= found.limits).sum(axis=1)
-    is_shared = np.bincount(found.pools)[found.pools] > 1
-    text = sets_text(
-        coverage,
-        *found.measured(answers.correct, groups),
-        images=held_out.in_words(len(labels), groups),
-        size=float(np.maximum(1, sizes).mean()),
-        shared=[classes[i] for i in np.flatnonzero(is_shared)],
+    measured, bounds = found.measured(answers.correct, groups)
+    text = (
+        f"sets: coverage at least {requested_percent(coverage)}, measured {percent(measured)}"
+        f"{within(bounds)} on {held_out.in_words(len(labels), groups)}, "
+        f"{np.maximum(1, sizes).mean():.2f} classes on average"
     )
+    is_shared = np.bincount(found.pools)[found.pools] > 1
+    if shared := [classes[i] for i in np.flatnonzero(is_shared)]:
+        text += f". These classes have few images and are covered together: {listing(shared)}"
     return tuple(found.limits.tolist()), text

@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from vitft.messages.results import threshold_text
+from vitft.messages.results import within
 from vitft.metrics.calibration import Ints, softmax
 from vitft.metrics.intervals import (
     Flags,
@@ -80,15 +80,14 @@ class Threshold:
     guaranteed: tuple[float, float] | None = None  # precision, and the confidence that it holds
 
     def __str__(self) -> str:
-        return threshold_text(
-            self.value,
-            self.precision,
-            self.interval,
-            covered=self.covered,
-            images=self.images,
-            expected=self.expected,
-            guaranteed=self.guaranteed,
-        )
+        text = f"threshold {percent(self.value)}: precision "
+        if self.guaranteed:
+            promise, confidence = map(requested_percent, self.guaranteed)
+            text += f"at least {promise} with {confidence} confidence, measured "
+        text += f"{percent(self.precision)}{within(self.interval)} on {self.covered:,} of "
+        if self.expected <= self.precision:
+            return text + self.images
+        return f"{text}{self.images}, {percent(self.expected)} expected from the probabilities"
 
 
 def choose_threshold(run: Path, precision: float, *, confidence: float | None = None) -> Threshold:

@@ -35,7 +35,7 @@ from vitft.features.extract import inspect_dataset, inspect_with, load_pipeline
 from vitft.features.folds import CV_FOLDS, Folded
 from vitft.features.head import choose_penalty
 from vitft.features.logistic import Standardizer, linear_logits, solve_logistic, threads_for
-from vitft.messages.study import HEAD_NOTE, figure_heading, known_images_note, study_heading
+from vitft.messages.results import known_images_note
 from vitft.metrics.intervals import (
     PRIOR_OF_CHANGES,
     Groups,
@@ -55,10 +55,15 @@ from vitft.system.device import describe_device, pick_device, pick_precision
 from vitft.system.errors import DataError
 from vitft.system.files import atomic_folder, write_atomically, write_json
 from vitft.system.imports import version
-from vitft.system.text import count, scored_images
+from vitft.system.text import count, percent, scored_images
 
 log = logging.getLogger(__name__)
 
+HEAD_NOTE = (
+    "every head uses the last block only. The head of vitft finetune may use several blocks and be "
+    "more accurate, especially on images unlike photos"
+)
+"""What a user must know before comparing the accuracies with those of runs."""
 
 # accuracies and their differences, with intervals -------------------------------------------------
 
@@ -163,7 +168,8 @@ def _write_results(study: Mapping[str, Any], plan: Plan, described: str, command
         curves,
         majority=study["always_the_largest_class"],
         title=f"{plan.folder.name}: linear heads on frozen features",
-        detail=figure_heading(plan.seeds, study["test_images"]),
+        detail=f"{_mean_of(plan)}, bands: 95% intervals, "
+        f"{count(study['test_images'], 'test image')}",
     )
     with atomic_folder(plan.out) as folder:
         write_json(folder / "study.json", study)
@@ -315,14 +321,20 @@ def run_study(plan: Plan, config: Config, command: str) -> tuple[dict[str, Any],
         ],
     }
     scored = {"images": len(tested), "groups": groups is not None and len(np.unique(groups))}
-    described = study_heading(
-        plan.seeds,
-        scored_images(scored, "test image"),
-        majority,
-        has_tests=plan.folder.layout == "split",
+    origin = (
+        "the folder's validation or test set" if study["own_test_images"] else "all other images"
+    )
+    described = (
+        f"accuracy in % by number of training images per class, {_mean_of(plan)}, with 95% "
+        f"intervals. {scored_images(scored, 'test image')} ({origin}), baseline (largest class): "
+        f"{percent(majority)}"
     )
     _write_results(study, plan, described, command)
     return study, described
+
+
+def _mean_of(plan: Plan) -> str:
+    return "1 seed" if plan.seeds == 1 else f"mean of {plan.seeds} seeds"
 
 
 def _unique_images(inspected: Images) -> list[Row]:

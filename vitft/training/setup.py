@@ -57,7 +57,7 @@ from vitft.features.extract import (
     read_several_blocks,
 )
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
-from vitft.messages.results import already_trained, divided_groups
+from vitft.messages.results import already_trained
 from vitft.metrics.classification import are_right, fraction_right
 from vitft.metrics.results import BudgetResults
 from vitft.models.card import Provenance
@@ -71,7 +71,7 @@ from vitft.system.cores import usable_cores
 from vitft.system.device import describe_device
 from vitft.system.errors import DataError, RunError, UsageError
 from vitft.system.rundir import read_run_json, run_path
-from vitft.system.text import count, labelled, percent, shell_quote
+from vitft.system.text import count, labelled, listing, percent, shell_quote
 from vitft.training.batches import (
     Dataset,
     StageInputs,
@@ -392,7 +392,11 @@ def _fold_groups(
     alone = {label for label, found in names.items() if len(found) == 1} & held_out
     divided = {row.sha256 for row in manifest.train if row.label in alone}
     if len(divided) > len(alone):
-        log.info(divided_groups([manifest.classes[label] for label in sorted(alone)]))
+        log.info(
+            "the cross-validated accuracy may be too high: all training images of a class are in "
+            "one group, or in groups joined by copies, which cross-validation has to divide "
+            f"({listing([manifest.classes[label] for label in sorted(alone)])})"
+        )
     rest = {digest: name for digest, name in groups.items() if digest not in divided}
     return rest | {digest: name for digest, name in duplicates.items() if digest in divided}
 

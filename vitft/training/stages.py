@@ -397,7 +397,12 @@ class StepStage:
         if is_first:
             log.info(messages.EPOCH_COLUMNS)
         is_best = best.selects and best.facts["since"] == 0 and when != "earlier"
-        log.info(messages.epoch_row(entry, self.config.optim.epochs, when, is_best=is_best))
+        number = f"{entry['epoch']:.0f}/{self.config.optim.epochs}"
+        log.info(
+            f"{number:>9}  {entry['train_loss']:>10.4f}  {percent(entry['train_top1']):>14}  "
+            f"{entry['val_loss']:>9.4f}  {percent(entry['val_top1']):>13}  {when:>8}"
+            f"{'  best' * is_best}"
+        )
 
     def save(self) -> None:
         """Save the training state; if the model is sharded, every rank must call this method."""

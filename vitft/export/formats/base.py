@@ -24,14 +24,14 @@ from PIL import Image
 from vitft.data.transforms import EvalTransform
 from vitft.export.plan import ExportPlan
 from vitft.export.trained import LabelledImage, TrainedRun
-from vitft.messages.results import export_accuracy
+from vitft.messages.results import within
 from vitft.metrics.intervals import Flags, Interval, accuracy_interval
 from vitft.metrics.outputs import Outputs
 from vitft.models.card import Card
 from vitft.predict.postprocess import not_finite
 from vitft.system import console
 from vitft.system.errors import RunError
-from vitft.system.text import scored_images
+from vitft.system.text import percent, scored_images
 
 log = logging.getLogger(__name__)
 NumericArray = np.ndarray[Any, np.dtype[Any]]
@@ -170,9 +170,12 @@ class ExportComparison:
     def accuracy(self) -> str:
         """Clause about the accuracy on validation images, compared with the original."""
         before, after = (right / self.images for right in self.correct)
-        several = self.several_labels
-        return export_accuracy(
-            before, after, self.interval, self.compared_on, several_labels=several
+        measure = "the accuracy"
+        if self.several_labels:
+            measure = "the fraction of images with all labels right"
+        return (
+            f"{measure} is {percent(after)}{within(self.interval)} on {self.compared_on}, compared "
+            f"with {percent(before)} for the original"
         )
 
     @property

@@ -26,7 +26,7 @@ from vitft.export.formats.onnx import RESIZED
 from vitft.export.formats.timm import unsupported_part
 from vitft.export.trained import TrainedRun
 from vitft.features.ood import Reference, read_reference
-from vitft.messages.results import accuracy_text, chance_clause, few_images_accuracy
+from vitft.messages.results import accuracy_text, chance_clause
 from vitft.metrics.outputs import Outputs
 from vitft.models.card import Card
 from vitft.models.find import PAGE_FILE
@@ -273,7 +273,10 @@ def _choose_precision(
         few = f"testing 8 bits requires more than {count(row.images, 'validation image')}"
         return 16, f"16-bit weights, because {few}"
     moved, error = row.moved, row.difference / max(1.0, row.largest)
-    measured = few_images_accuracy(row.images, [right / row.images for right in row.correct])
+    own, other = (percent(right / row.images) for right in row.correct)
+    also = f", and {other} with 8 bits" * (own != other)
+    on = f"on only {count(row.images, 'validation image')}"
+    measured = f"({on}, the model's accuracy is {own}{also})"
     if row.changed or moved > _MAX_CHANGE or error > _MAX_ERROR_ROUNDED / 2:
         changes = f"probabilities by up to {moved:.3g} and logits by up to {percent(error)}"
         few = count(row.changed, "prediction")

@@ -18,7 +18,7 @@ from vitft.data.images import GreyRange, check_any_readable, log_inspection, mea
 from vitft.data.mistaken import check_is_folder
 from vitft.data.split import images_of_weights
 from vitft.data.walk import Walk, by_suffix, unused_notes
-from vitft.messages.study import known_images_note
+from vitft.messages.results import known_images_note
 from vitft.models.pretrained.text import prompt_head, text_tower
 from vitft.predict.embeddings import load_features
 from vitft.system.cores import usable_cores
