@@ -16,12 +16,9 @@ from vitft.models import load_checkpoint
 from vitft.system import LockedError, RunDir, RunError, locked
 from vitft.training import (
     Result,
-    State,
     StepResult,
     StepStage,
-    newest_state,
     run_finetuning,
-    save_state,
 )
 
 EVERYTHING: dict[str, dict[str, Any]] = {
@@ -202,23 +199,3 @@ def test_a_moved_run_is_resumed_at_its_new_place(
     assert (moved / "report.html").is_file()
     assert not stopped.exists()
     assert main(resume) == 0  # it has finished
-
-
-def test_a_run_that_an_earlier_version_stopped_is_refused_and_kept(
-    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    with monkeypatch.context() as patch:
-        stop_after(patch, 8)  # in the second epoch
-        run = start(few, tiny_weights, tmp_path / "stopped", EVERYTHING).run
-    state = newest_state(run / "resume")
-    assert state is not None
-    facts: Any = {**state.facts, "best_file": "best-0-00000006.safetensors"}
-    save_state(run / "resume", State(state.tensors, facts, {}))
-    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
-
-    assert main(["finetune", "--resume", str(run)]) == 5
-
-    error = " ".join(capsys.readouterr().err.split())
-    assert "was written by an earlier version of vitft" in error
-    assert "resume the run with the version that began it, or start a new run" in error
-    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before

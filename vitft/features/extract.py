@@ -531,22 +531,14 @@ def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
     store = extractor.store(view)
     assert isinstance(store, Store)
     each, here = math.prod(shape) * store.dtype.itemsize, min(images, len(store.places))
-    sizes = [count(images, "image"), count(math.prod(shape), "value")]
-    if len(shape) == 2:  # feature maps of timm models may have more dimensions
-        sizes[1:] = [count(shape[0], "token"), count(shape[1], "value")]
-    words = " x ".join([*sizes, f"{store.dtype.itemsize} bytes"])
-
-    def size(number: int) -> str:
-        return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.0f} MB"
-
-    words = f"{size(images * each)} ({words})"
+    words = f"{images * each / 1e6:,.0f} MB"
     found = f", already cached: {count(here, 'image')}" if here else ""
     log.info(f"caching the tokens of the frozen blocks in {extractor.folder} takes {words}{found}")
     free = shutil.disk_usage(extractor.folder).free
     if (images - here) * each > free:
         raise ResourceError(
             f"caching the tokens of the frozen blocks takes {words}, but {extractor.folder} has "
-            f"only {size(free)} of free space",
+            f"only {free / 1e6:,.0f} MB of free space",
             fix="choose a cache folder with more space (--cache DIR), or use --train head "
             "(caches one feature vector per image) or --train all (caches nothing)",
         )

@@ -53,7 +53,7 @@ def check_labels(
     Images with identical copies under other labels are neither used for fitting nor reported.
     `groups` maps the digests of near-duplicates to the name of their group, and `features` returns
     the features (n, D) of digests. For multi-label data, `labels` are label names, and `classes`
-    label sets. Class probabilities follow, by the path of each file that has an identical copy.
+    label sets. Class probabilities follow, by the path of each file with a copy of another label.
     """
     by_digest: dict[str, list[Row]] = {}
     for file in files:
@@ -69,17 +69,29 @@ def check_labels(
     logits = out_of_fold_logits(
         x, y, group_ids, classes=len(classes), seed=seed, sample_weight=weight
     )
-    chances, wrong = score_given_labels(logits, x, y, group_ids)
-    paths = [
-        [file.path for file in same] if is_fitted else []
-        for same, is_fitted in zip(copies, has_one_label, strict=True)
-    ]
-    by_path = {
-        file.path: dict(zip(classes, row.tolist(), strict=True))
-        for same, row in zip(copies, chances, strict=True)
-        for file in same
-        if len(same) > 1
-    }
+    return check_scored_labels(logits, x, y, group_ids, copies, classes)
+
+
+def check_scored_labels(
+    logits: Tensor,
+    x: Tensor,
+    y: Tensor,
+    groups: Tensor,
+    copies: Sequence[Sequence[Row]],
+    classes: Sequence[str],
+) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
+    """Find probable label errors as `check_labels`, given logits as for `score_given_labels`.
+
+    `copies` are the files of each image (n,).
+    """
+    chances, wrong = score_given_labels(logits, x, y, groups)
+    paths, by_path = list[list[str]](), dict[str, dict[str, float]]()
+    for same, row in zip(copies, chances, strict=True):
+        own = [file.path for file in same]
+        if len({file.label for file in same}) > 1:
+            known, own = dict(zip(classes, row.tolist(), strict=True)), []
+            by_path |= {file.path: known for file in same}
+        paths.append(own)
     return find_mislabels(chances, wrong, y, paths, classes), by_path
 
 

@@ -13,7 +13,6 @@ from vitft.metrics.results import (
     BudgetResults,
     ClassEstimate,
     Estimate,
-    HeadCandidate,
     Results,
     RunResults,
     StartTrial,
@@ -420,24 +419,6 @@ def known_images_note(name: str, trained: int, images: int) -> str:
     return (
         f"{name} was trained on {trained:,} of these {count(images, 'image')}, so its accuracies "
         "here say nothing about new images"
-    )
-
-
-def describe_head(chosen: HeadCandidate, last: HeadCandidate, blocks: int) -> str:
-    """Return which blocks a head uses, and the cross-validated accuracies that decided it."""
-    own, other = percent(chosen["cv_top1"]), percent(last["cv_top1"])
-    if chosen is last:
-        return f"the head uses the last block (cross-validated on the training images: {own})"
-    reads = f"the head uses the last {count(blocks, 'block')}"
-    if chosen["cv_top1"] > last["cv_top1"]:
-        found = f"cross-validated on the training images: {own}, the last block alone: {other}"
-        return f"{reads} ({found})"
-    error = chosen.get("cv_gain_error")
-    doubt = "" if error is None else f", standard error of the difference {error:.3f}"
-    return (
-        f"{reads}, because its probabilities are better: cross-validated loss "
-        f"{chosen['cv_loss']:.3f}, of the last block alone {last['cv_loss']:.3f}{doubt} (accuracy "
-        f"{own} and {other})"
     )
 
 

@@ -281,7 +281,7 @@ class CrossValidation(_Accuracy):
     weak_spots: list[WeakClass]  # up to three classes with the lowest recall, lowest first
 
 
-class _HeadChoice(TypedDict):
+class HeadChoice(TypedDict):
     """Blocks whose features a head fitted by L-BFGS uses, and the scores used to choose them."""
 
     blocks: AtLeastOne  # number of blocks that the head reads, counted from the last one
@@ -297,7 +297,7 @@ class SolvedHeadResults(TypedDict, total=False):
     l2: _Positive  # penalty on the weights of the head; the median if each label has its own
     label_l2: list[_Positive]  # penalty of each label of a multi-label model
     knn_top1: Share  # accuracy of nearest neighbours in feature space
-    head: _HeadChoice  # absent if only the last block could be read
+    head: HeadChoice  # absent if only the last block could be read
     cross_validation: CrossValidation  # absent if classes have too few images
 
 

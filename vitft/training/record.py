@@ -113,11 +113,7 @@ def _remove_files(paths: Iterable[Path]) -> None:
 
 
 def read_state(path: Path) -> State | None:
-    """Return the state that `save_state` wrote to a file, or None if it is damaged.
-
-    Raises:
-        RunError: The best weights are not in the state, but in a file as in earlier versions.
-    """
+    """Return the state that `save_state` wrote to a file, or None if it is damaged."""
     try:
         read_header(path)
         with safe_open(path, framework="pt") as file:
@@ -128,17 +124,9 @@ def read_state(path: Path) -> State | None:
             return None
         kept = [name for name in tensors if name.startswith("best/")]
         best = {name.removeprefix("best/"): tensors.pop(name) for name in kept}
-        state = State(tensors, structured(parse_json(facts), _StateFacts), best)
+        return State(tensors, structured(parse_json(facts), _StateFacts), best)
     except (SafetensorError, OSError, ValueError):
         return None
-    if state.facts["best"]["epochs"] and not best:
-        raise RunError(
-            f"{path} was written by an earlier version of vitft, which kept the best weights in "
-            "another file",
-            fix="resume the run with the version that began it, or start a new run in another "
-            "directory with --out",
-        )
-    return state
 
 
 def _list_states(folder: Path) -> list[Path]:
@@ -447,14 +435,9 @@ def _write_environment(fitted: Fitted, status: str) -> None:
     if earlier := [text for text in dict.fromkeys(every) if text != _arithmetic(found)]:
         found["earlier"] = earlier
     if earlier and status == "running":
-        train = fitted.config.train
-        draws = train.mixup or train.cutmix or train.drop_path  # random numbers for each process
-        processes = [re.search(r", (\d+) processes, ", text) for text in earlier]
-        others = draws and any(int(one[1] if one else 1) != group.size for one in processes)
-        difference = "the random numbers of mixup, CutMix or drop path" if others else "rounding"
         log.info(
             f"earlier steps were computed on {' and on '.join(earlier)}, so the results will "
-            f"differ in {difference} from those of a run that was not stopped"
+            "differ from those of a run that was not stopped"
         )
     if status != "running":
         found["ended"] = datetime.now().astimezone().isoformat(timespec="seconds")

@@ -28,9 +28,8 @@ from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.folds import CV_IMAGES, in_one_group, stratified_subset
 from vitft.features.head import cross_validation_rows, default_penalty
 from vitft.features.label_errors import (
-    find_mislabels,
+    check_scored_labels,
     out_of_fold_logits,
-    score_given_labels,
     similar_images,
 )
 from vitft.features.ood import (
@@ -104,7 +103,21 @@ def _audit_run(fitted: Fitted) -> AuditResults:
         if not config.data.group_duplicates:
             pairs = _find_near_copies(data, scored.features, cache=config.train.cache)
             groups = group_names([row.sha256 for row in data.distinct], pairs)
-        mislabels, probabilities = _score_labels(data, scored)
+        if scored.held_out is not None:
+            copies: dict[str, list[Row]] = {}
+            for row in data.manifest.rows:
+                copies.setdefault(row.sha256, []).append(row)
+            (places, logits), names = scored.held_out, data.manifest.outputs.classes
+            distinct, x = data.distinct, scored.features[places]
+            some = [distinct[place] for place in places.tolist()]
+            mislabels, probabilities = check_scored_labels(
+                logits,
+                x,
+                data.labels(some).cpu(),
+                data.group_ids(some),
+                [copies[row.sha256] for row in some],
+                names,
+            )
     return audit_images(
         data.manifest,
         remarks=lambda row: row.odd,
@@ -152,31 +165,6 @@ def _find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[In
     table = fingerprints.table(digests)
     copies = copies_among(table, [(position[one], position[other]) for one, other in pairs])
     return [(rows[one], rows[other]) for one, other in copies]
-
-
-def _score_labels(
-    data: Dataset, scored: ScoredImages
-) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
-    """Return probable label errors, and by path the class probabilities where copies disagree."""
-    if scored.held_out is None:
-        return [], {}
-    (rows, logits), distinct = scored.held_out, data.distinct
-    some = [distinct[row] for row in rows.tolist()]
-    y = data.labels(some).cpu()
-    chances, wrong = score_given_labels(logits, scored.features[rows], y, data.group_ids(some))
-    labels: dict[str, set[int]] = {row.sha256: set() for row in some}
-    for row in data.manifest.rows:
-        if row.sha256 in labels:
-            labels[row.sha256].add(row.label)
-    paths = [[row.path] if len(labels[row.sha256]) == 1 else [] for row in some]
-    names = data.manifest.outputs.classes
-    conflicts = {
-        row.sha256: dict(zip(names, found.tolist(), strict=True))
-        for row, found in zip(some, chances, strict=True)
-        if len(labels[row.sha256]) > 1
-    }
-    by_path = {r.path: conflicts[r.sha256] for r in data.manifest.rows if r.sha256 in conflicts}
-    return find_mislabels(chances, wrong, y, paths, names), by_path
 
 
 # reference distribution of the features, to detect out-of-distribution images ---------------------

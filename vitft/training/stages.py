@@ -29,13 +29,19 @@ from vitft.metrics.classification import (
     fraction_right,
     mean_loss,
 )
-from vitft.metrics.results import CrossValidation, LogLine, Metrics, SolvedHeadResults
+from vitft.metrics.results import (
+    CrossValidation,
+    HeadChoice,
+    LogLine,
+    Metrics,
+    SolvedHeadResults,
+)
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.system.device import one_thread, to_device
 from vitft.system.errors import ResourceError
 from vitft.system.rundir import read_run_lines
-from vitft.system.text import duration, percent
+from vitft.system.text import count, duration, percent
 from vitft.training.batches import (
     Dataset,
     StageInputs,
@@ -99,11 +105,22 @@ def solve_head_stage(fitted: Fitted) -> SolvedHead:
             results = group.main_only(lambda: _score(fitted, features(), solved))
             best.facts["extra"] = results
     if solved.candidates:
-        choice = results["head"]
-        last, blocks = choice["candidates"][0], choice["blocks"]
-        read = next(c for c in choice["candidates"] if c["reads"] == choice["reads"])
-        log.debug(messages.describe_head(last if blocks == 1 else read, last, blocks))
+        log.debug(_describe_head(results["head"]))
     return solved
+
+
+def _describe_head(choice: HeadChoice) -> str:
+    """Return which blocks a head uses, and the cross-validated scores that decided it."""
+    last = choice["candidates"][0]
+    chosen = next(one for one in choice["candidates"] if one["reads"] == choice["reads"])
+    own, other = percent(chosen["cv_top1"]), percent(last["cv_top1"])
+    if chosen is last:
+        return f"the head uses the last block (cross-validated on the training images: {own})"
+    return (
+        f"the head uses the last {count(choice['blocks'], 'block')}: on the training images, the "
+        f"cross-validated loss is {chosen['cv_loss']:.3f} (accuracy {own}), with the last block "
+        f"alone {last['cv_loss']:.3f} ({other})"
+    )
 
 
 def _score(
