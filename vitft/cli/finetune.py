@@ -4,15 +4,12 @@ import argparse
 import logging
 import os
 import re
-import tomllib
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
 from vitft.cli.parser import Command
-from vitft.config.defaults import LBFGS_SETTINGS, STEP_SETTINGS
 from vitft.config.run import (
     FINETUNE_OPTIONS,
     SEED_SETTINGS,
@@ -21,7 +18,6 @@ from vitft.config.run import (
     joined_settings,
     parse_setting,
     requested_config,
-    to_toml,
 )
 from vitft.config.sections import DataSpec
 from vitft.data.groups import with_group_by
@@ -31,7 +27,6 @@ from vitft.system.imports import heavy_imports
 from vitft.system.rundir import BASE, LATEST, read_run_json, run_path, unfinished_run
 from vitft.system.text import (
     count,
-    duration,
     duration_fix,
     labelled,
     parse_duration,
@@ -44,11 +39,6 @@ if TYPE_CHECKING:
     from vitft.metrics.results import Estimate, RunResults
 
 _ONE_LINE = 65  # maximum number of characters of commands on one line
-_HEAD_ALONE: Mapping[str, frozenset[str]] = {
-    "optim": STEP_SETTINGS | LBFGS_SETTINGS | {"solver"},
-    "train": frozenset({"layers", "head_blocks", "views", "augment", "crop_scale"}),
-}
-"""Settings, by section, that a run of a head does not pass on to the training of all layers."""
 
 
 def _arguments() -> str:
@@ -127,7 +117,6 @@ def _finetune(args: argparse.Namespace) -> int:
             _print_json(out, found, checked_run_config(out), status="finished")
         return 0
     with heavy_imports(level=logging.DEBUG):  # the line on the data has been logged
-        from vitft.report.run_files import command_of
         from vitft.training.run import run_finetuning
 
     result = run_finetuning(
@@ -139,15 +128,6 @@ def _finetune(args: argparse.Namespace) -> int:
         return result.exit_code
     is_latest = result.run.parent == BASE
     _print_summary(result.run, result.figures, config, status=result.status, is_latest=is_latest)
-    if result.everything_s is not None:
-        own = tomllib.loads(to_toml(config))  # with lists in place of tuples
-        for section, names in _HEAD_ALONE.items():
-            own[section] = {k: v for k, v in own[section].items() if k not in names}
-        command = command_of(own)
-        output.detail(
-            "training all layers, starting from this head, would take about "
-            f"{duration(result.everything_s)} on this machine: {command} --train head,all"
-        )
     return result.exit_code
 
 

@@ -4,7 +4,6 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitft.config.defaults import FINE_TUNING
 from vitft.config.run import Config
 from vitft.data.image_table import Images
 from vitft.metrics.results import Results, RunResults
@@ -40,8 +39,6 @@ class Result:
     status: str = "finished"
     """Exit status as in environment.json: finished, interrupted, terminated or out of time."""
     exit_code: int = 0
-    everything_s: float | None = None
-    """Estimated time in seconds to train all weights on this machine; None if unknown."""
 
     @property
     def results(self) -> Results:
@@ -128,7 +125,6 @@ def run_finetuning(
                 figures=fitted.results,
                 status=runtime.status,
                 exit_code=runtime.exit_code,
-                everything_s=_full_training_s(fitted),
             )
 
 
@@ -163,14 +159,3 @@ def fit(fitted: Fitted) -> None:
                 best.load(saved.facts["best"], saved.best)
             StepStage(fitted, number).run(None if is_new else saved)
         number += 1
-
-
-def _full_training_s(fitted: Fitted) -> float | None:
-    """Estimate the seconds to fine-tune all weights after a head; None if unknown."""
-    config, each = fitted.start.config, fitted.runtime.seconds_per_image
-    if each is None or not config.solvable or config.train.budget:
-        return None
-    manifest = fitted.inputs.data.manifest
-    passes = 3 * len(manifest.train) + len(manifest.val)
-    # A training step takes as long as three forward passes
-    return float(FINE_TUNING["optim"]["epochs"] * passes * each)

@@ -303,8 +303,6 @@ class Runtime:
     started: float = field(default_factory=time.monotonic)
     """Value of `time.monotonic()` at the start of the run; in a resumed run with a time budget, the
     time used earlier is subtracted."""
-    seconds_per_image: float | None = None
-    """Time to read an image and extract its features; None if most features were cached."""
     status: str = "failed"  # how the run has ended, as in environment.json
     exit_code: int = 0
 

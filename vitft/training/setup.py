@@ -8,7 +8,6 @@ import hashlib
 import logging
 import math
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -239,7 +238,6 @@ def extract_features(
     fingerprints = None
     if config.data.group_duplicates or config.data.like:
         fingerprints = Fingerprints(config.train.cache, pipeline.transform.grey_range)
-    started = time.monotonic()
     own = inspect_dataset(
         replace(folder, rows=group.shard(folder.rows, _UNIT), bad=()),
         max_pixels=config.data.max_pixels,
@@ -254,10 +252,7 @@ def extract_features(
         fingerprints.merge(images.rows, group.gather(fingerprints.by_digest))
     if extractor is not None:
         _share_rows(extractor, [file.sha256 for file in images.rows], view, group)
-        computed = sum(group.gather(extractor.computed))
-        log_cached_features(images, computed)
-        if computed >= len(images.rows) / 2:  # enough forward passes were timed
-            runtime.seconds_per_image = (time.monotonic() - started) / computed
+        log_cached_features(images, sum(group.gather(extractor.computed)))
     log_inspection(images)
     bad, good = len(images.bad), len(images.rows)
     different = len({file.sha256 for file in images.rows})
