@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _ADAMW = {"solver": "adamw", "weight_decay": 0.05, "label_smoothing": 0.1, "clip": 1.0}
-FINE_TUNING: Mapping[str, Mapping[str, Any]] = {
+_FINE_TUNING: Mapping[str, Mapping[str, Any]] = {
     "optim": {**_ADAMW, "epochs": 10, "layer_decay": 0.75},
     "train": {"augment": "crop", "crop_scale": 0.4},
 }
@@ -22,10 +22,10 @@ STAGE_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "head": {"optim": {"solver": "adamw"}},
     "pre_logits": {"optim": {"solver": "adamw"}},
     "blocks": {"optim": {"solver": "adamw", "weight_decay": 0.05, "epochs": 10}},
-    "all": FINE_TUNING,
+    "all": _FINE_TUNING,
     "lora": {
-        **FINE_TUNING,
-        "optim": {**FINE_TUNING["optim"], "layer_decay": 1.0, "weight_decay": 0.0},
+        **_FINE_TUNING,
+        "optim": {**_FINE_TUNING["optim"], "layer_decay": 1.0, "weight_decay": 0.0},
     },
 }
 """Defaults for SGD and AdamW, by the kind of the last training stage. For a head alone, the default
@@ -44,7 +44,7 @@ STEP_SETTINGS = frozenset({
     "batch_size", "micro_batch", "clip", "label_smoothing", "ema", "interpolation", "patience",
 })  # fmt: skip
 """Settings of `[optim]` that apply only to SGD and AdamW; setting one of them selects AdamW."""
-LBFGS_SETTINGS = frozenset({"l2"})
+_LBFGS_SETTINGS = frozenset({"l2"})
 """Settings of `[optim]` that apply only to L-BFGS."""
 
 
@@ -82,7 +82,7 @@ def _last_stage_kind(layers: str) -> str:
 
 def without_effect(solver: str, stages: int) -> frozenset[str]:
     """Return the dotted names of the settings that have no effect with this solver and stages."""
-    unused = STEP_SETTINGS if solver == "lbfgs" else LBFGS_SETTINGS if stages == 1 else frozenset()
+    unused = STEP_SETTINGS if solver == "lbfgs" else _LBFGS_SETTINGS if stages == 1 else frozenset()
     return frozenset(f"optim.{name}" for name in unused)
 
 
