@@ -49,7 +49,6 @@ from vitft.metrics.classification import (
     are_right,
     classification_metrics,
     fraction_right,
-    label_losses,
     mean_loss,
 )
 from vitft.metrics.intervals import (
@@ -154,7 +153,8 @@ def choose_penalty(
         top1 = fraction_right(are_right(logits, y))
         if y.ndim == 2:
             loss = mean_loss(logits, y).item()
-            by_label.append(label_losses(logits, y))
+            each = F.binary_cross_entropy_with_logits(logits, y.to(logits), reduction="none")
+            by_label.append(each.mean(dim=0))
         else:
             part = slice(None, None, -(-logits.numel() // _CALIBRATED_LOGITS))
             loss = F.nll_loss(tempered(logits[part], y[part])[1], y[part]).item()

@@ -88,11 +88,6 @@ def _every_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="none")
 
 
-def label_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss of each label in nats (C,), given multi-label targets (n, C)."""
-    return _every_loss(logits, targets).mean(dim=0)
-
-
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss of the images in nats, for either kind of target."""
     if targets.ndim == 1:

@@ -131,9 +131,7 @@ def evaluate(fitted: Fitted) -> _Evaluated:
 
 def _divided(logits: Tensor, temperature: "float | Floats") -> Tensor:
     """Return logits (n, C) divided by a temperature, or by the temperature of each label (C,)."""
-    if isinstance(temperature, float):
-        return logits / temperature
-    return logits / torch.from_numpy(temperature).to(logits)
+    return logits / torch.as_tensor(temperature).to(logits)
 
 
 def _calibrate(

@@ -23,7 +23,6 @@ from vitft.data.images import in_order, open_image, thumbnail_jpeg, thumbnail_si
 from vitft.data.transforms import measure_view
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
-from vitft.features.cut import Cut
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.folds import CV_IMAGES, in_one_group, stratified_subset
 from vitft.features.head import cross_validation_rows, default_penalty
@@ -218,15 +217,6 @@ def _write_reference(fitted: Fitted) -> OodResults:
     return results
 
 
-def _intermediate_blocks(cut: Cut, model: Model) -> int:
-    """Return the blocks before the second feature: not frozen, nor read by the head."""
-    depth = model.config.depth
-    if cut.pooled or not depth:
-        return 0
-    wanted = max(round(_INTERMEDIATE_DEPTH * depth), 0 if cut.prefix is None else cut.prefix.stop)
-    return min(wanted, depth - model.config.read_blocks)
-
-
 @torch.inference_mode()
 def _reference_features(
     inputs: StageInputs, model: Model, rows: Sequence[Row]
@@ -234,15 +224,18 @@ def _reference_features(
     """Return pooled features (n, D), any intermediate ones (n, D), and the blocks before them."""
     if inputs.cut.pooled:
         return inputs.last_features(rows).numpy(), None, 0
-    blocks, parts = _intermediate_blocks(inputs.cut, model), list[Tensor]()
+    # The blocks before the second feature: not frozen, nor read by the head
+    depth, prefix, parts = model.config.depth, inputs.cut.prefix, list[Tensor]()
+    wanted = max(round(_INTERMEDIATE_DEPTH * depth), 0 if prefix is None else prefix.stop)
+    blocks = min(wanted, depth - model.config.read_blocks) if depth else 0
     model.eval()
 
     def compute(batch: Tensor, part: slice) -> Tensor:
         with exact_float32(inputs.data.device):
-            if inputs.cut.prefix is None:
+            if prefix is None:
                 return model.features(batch[part], blocks).float().cpu()
-            start = inputs.cut.prefix.stop  # the batch has tokens from frozen layers, not pixels
-            return model.finish(batch[part], start, intermediate=blocks).float().cpu()
+            # The batch has tokens from frozen layers, not pixels
+            return model.finish(batch[part], prefix.stop, intermediate=blocks).float().cpu()
 
     with console.Progress("features of the trained model", len(rows)) as progress:
         for batch in inputs.evaluation_batches(rows):
