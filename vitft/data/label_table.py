@@ -39,7 +39,7 @@ _SEVERAL_NAMES = ("labels", "tags")
 _SPLIT_COLUMNS = ("split", "subset", "set", "part", "partition")
 GROUP = re.compile("(group|patient|subject|video|camera|person|participant)(id|no|number)?")
 """Names of the group column, without blanks or underscores: `patient_id`, `PatientID`."""
-OTHER_GROUP = re.compile(
+_OTHER_GROUP = re.compile(
     "(animal|case|slide|study|series|specimen|session|cam|site|scene|visit|year|hospital|clinic|"
     "scanner|device|location|station)(id|no|number)?|pid|"
     "(group|patient|subject|video|camera|person|participant)(s|name|code|key|nr|num|uu?id|index)"
@@ -632,7 +632,7 @@ class _Table:
                 setting, why = "label", "to read the labels from it, use"
             elif name.lower() in _WEIGHT_COLUMNS:
                 why = "sample weights are not supported"
-            elif OTHER_GROUP.fullmatch(bare_name(name)) and not has_groups:
+            elif _OTHER_GROUP.fullmatch(bare_name(name)) and not has_groups:
                 setting, why = "group", "if the images of one belong together, use"
             if why:
                 option = f" --set {shell_quote(f'data.{setting}={name}')}" * bool(setting)

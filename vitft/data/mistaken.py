@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from vitft.data.archive import KNOWN_ARCHIVES
-from vitft.data.arrays import PUBLISHED_SIZES, TORCHVISION, npz_subsets
+from vitft.data.arrays import TORCHVISION, TORCHVISION_SIDES, npz_subsets
 from vitft.data.remote.places import place_of
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import OTHER_EXCEL, TABLE_SUFFIXES
@@ -61,7 +61,7 @@ def check_is_folder(root: Path) -> None:
         raise DataError(f"{root} {what}", fix=fix.format(**names))
     data = (".npz", *TABLE_SUFFIXES)
     fix = path_fix(root, lambda entry: entry.is_dir() or entry.name.lower().endswith(data))
-    known = {name.lower(): name for name in PUBLISHED_SIZES}
+    known = {name.lower(): name for name in TORCHVISION_SIDES}
     if str(root).lower() in known and "did you mean" not in fix:
         fix = f"use --data {TORCHVISION}{known[str(root).lower()]}, which torchvision downloads"
     if str(root) in KNOWN_ARCHIVES:

@@ -168,14 +168,10 @@ def _without_braces(address: str) -> list[str]:
     while match := re.search(r"\{([^{}]*)\}", addresses[0]):
         texts = match[1].split(",")
         if limits := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
-            first, last = map(int, limits.groups())
-            # Numbers have leading zeros if one of the limits has
-            is_padded = any(n[0] == "0" and len(n) > 1 for n in limits.groups())
-            width = max(map(len, limits.groups())) if is_padded else 0
-            step = 1 if last >= first else -1
-            every = range(first, last + step, step)[: _MAX_SHARDS + 1]
-            texts = [f"{n:0{width}}" for n in every]
-        elif len(texts) == 1:
+            first, last = limits.groups()
+            numbers = range(int(first), int(last) + 1)[: _MAX_SHARDS + 1]
+            texts = [f"{number:0{len(first)}}" for number in numbers]
+        if not texts or texts == [match[1]]:
             fix = "use {00..99} for numbers, or {train,val} for names"
             raise UsageError(f"wds:{address}: {match[0]} is not a list of shards", fix=fix)
         if len(texts) * len(addresses) > _MAX_SHARDS:
@@ -261,13 +257,20 @@ def _text_fields(entry: ArchiveEntry, component: str) -> dict[str, str]:
         except ValueError as error:
             raise ArchiveRefusedError(f"the entry '{entry.name}' is not valid JSON") from error
         fields = value if isinstance(value, dict) else {"json": value}
-        lists = {key: one if isinstance(one, list) else [one] for key, one in fields.items()}
-        texts = {
-            key: "|".join(cell_text(item) for item in items)
-            for key, items in lists.items()
-            if not any(isinstance(item, list | dict) for item in items)
-        }
+        texts = {key: _field_text(one) for key, one in fields.items() if not _is_nested(one)}
     return {key: " ".join(one.strip().splitlines())[:_MAX_CELL] for key, one in texts.items()}
+
+
+def _is_nested(value: object) -> bool:
+    inner = value if isinstance(value, list) else []
+    return isinstance(value, dict) or any(isinstance(item, list | dict) for item in inner)
+
+
+def _field_text(value: object) -> str:
+    """Return the text of a field; a list stays JSON, because a label may contain any separator."""
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False) if value else ""
+    return cell_text(value)
 
 
 # index of a local copy: its samples as a table of labels ------------------------------------------
