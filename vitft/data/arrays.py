@@ -268,7 +268,7 @@ def _open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  
         socket.setdefaulttimeout(waits)
 
 
-# datasets stored as arrays instead of image files: .npz, IDX, CIFAR and torchvision datasets ------
+# images of array datasets and their paths ---------------------------------------------------------
 
 PixelArray = np.ndarray[Any, np.dtype[np.uint8]]
 

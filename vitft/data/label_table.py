@@ -267,7 +267,7 @@ def _note_on_separator(cells: Collection[str], *, several: bool) -> list[str]:
     return []
 
 
-# tables that list images with their labels: one image per row, in CSV, TSV, JSON Lines or ---------
+# columns and rows of a table ----------------------------------------------------------------------
 
 _ID_COLUMNS = ("image_id", "image_name", "id_code", "image index", "id")
 """Headers of a column of names without suffix, used if no column has a usual name of paths."""
@@ -365,12 +365,8 @@ class _Table:
     """A table of labels while it is read: its columns, and the lines so far."""
 
     def __init__(self, source: Path, spec: DataSpec, others: Mapping[str, str]) -> None:
-        self.spec, self.root, self.copy = (
-            spec,
-            base_folder(source, spec.root),
-            copy_of_table(source),
-        )
-        self.source = source
+        self.source, self.spec, self.root = source, spec, base_folder(source, spec.root)
+        self.copy = copy_of_table(source)
         self.reader = (
             IndexReader(source, self.copy.data)
             if self.copy

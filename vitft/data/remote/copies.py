@@ -85,8 +85,6 @@ def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None
             problem = f"{data} is a tar file, which may be a shard or an archive of a folder"
             fix = f"use --data wds:{data} if it is a shard (KEY.jpg, KEY.cls). Otherwise, unpack"
             raise UsageError(problem, fix=f"{fix} it, or {fetch}")
-        if re.search(r"\.(tar\.\w+|tgz|tbz2?|txz|zip)$", data, re.I) and os.path.isfile(data):  # noqa: PTH113
-            raise UsageError(f"{data} is an archive", fix="unpack it, and use the folder")
         if scheme:
             what = "is a web address, not" if is_url(data) else "cannot be read as"
             fix = "use wds:URL{00..99}.tar for tar shards, copy the folder to this machine, or "
@@ -633,9 +631,7 @@ def _copy_split(
     if not images:
         problem = f"{place.text} has no column of images. Columns found: {listing(features)}"
         raise DataError(problem, fix="use a dataset with a column of the type Image")
-    for name in images:
-        if isinstance(features[name], datasets.Image):
-            stream = stream.cast_column(name, datasets.Image(decode=False))
+    stream = stream.decode(enable=False)
     if state["stream"]:
         stream.load_state_dict(state["stream"])
     found = stream.info.splits if stream.info else None
