@@ -156,8 +156,6 @@ class _LabelParser:
         for column in columns:
             self.add(column)
         example = next((label for row in self.sets for label in row if label not in self.names), "")
-        if len({frozenset(text.values) for text in texts}) == 1 and len(texts[0].values) == 2:
-            example += " (if the values mean yes or no, write 1 or 0)"
         remarks = {
             "-1 is read as no, not as unknown, in": [
                 column for column in flags if -1 in column.numbers
@@ -593,11 +591,6 @@ class _Table:
             without = f", {count(groups[''], 'image')} without a group" * bool(groups[""])
             column = self.header[self.roles["group"]]
             yield f"{count(len(names), 'group')} of images in the column {column}{without}"
-            if {name.lower() for name in names} <= _FLAGS.keys():
-                yield (
-                    f"the groups in {column} are called {listing(sorted(names))}: if they are "
-                    "labels or attributes, use --set data.group=none"
-                )
         if others := listing(self.reader.other_sheets):
             yield f"only the worksheet {self.reader.sheet} is read, not {others}"
         if self.repeated:

@@ -85,20 +85,6 @@ def joined_groups(images: Images, duplicates: Mapping[str, str]) -> Mapping[str,
     return group_names([*place], pairs)
 
 
-def joined_note(images: Images, groups: Mapping[str, str], duplicates: Mapping[str, str]) -> str:
-    """Return a note if copies join groups of the user, if any; `groups` as from `joined_groups`."""
-    drawn = {(row.group, row.sha256) for row in images.rows if row.group and not row.split}
-    own, left = {group for group, _ in drawn}, {groups.get(digest, digest) for _, digest in drawn}
-    if len(left) >= len(own):
-        return ""
-    copies = "identical images or near-duplicates" if duplicates else "identical images"
-    return (
-        f"{copies} in different groups merge the {count(len(own), 'group')} into {len(left):,}, "
-        "because no image may be in both training and validation. vitft check lists the copies. "
-        "Drop them to keep the groups apart"
-    )
-
-
 def _units(images: Images, groups: Mapping[str, str]) -> _Array:
     """Return the number of the unit of each image: identical files and groups are not divided."""
     digests, inverse = np.unique(images.column("sha256").view("S32"), return_inverse=True)
