@@ -179,19 +179,16 @@ def _accepted(
 
 @contextlib.contextmanager
 def opened_archive(
-    path: Path,
-    name: str,
-    *,
-    fix: str,
-    kept: str = "",
-    limits: ArchiveLimits,
-    is_shard: bool = False,
+    path: Path, name: str, *, limits: ArchiveLimits, is_shard: bool = False
 ) -> Iterator[tuple[IO[bytes], Iterator[tuple[ArchiveEntry, tuple[str, ...]]]]]:
     """Open an archive, or a tar shard, and yield the file and an iterator over its checked entries.
 
     ArchiveRefusedError, also of the block, and errors of Python's readers become a DataError about
-    `name`, with `kept` and `fix`.
+    `name`.
     """
+    kept = "" if is_shard else ". Nothing was kept"
+    fix = "get the archive from another source, or manually extract only the files you trust"
+    fix = "write the shard again, or get it from another source" if is_shard else fix
     try:
         with path.open("rb") as file:
             packed, head = os.fstat(file.fileno()).st_size, file.read(tarfile.BLOCKSIZE)
@@ -227,9 +224,7 @@ def unpack(archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | No
         RunError: A file cannot be written.
     """
     limits, label = limits or ArchiveLimits(), console.visible(archive.name.removesuffix(".part"))
-    fix = "get the archive from another source, or manually extract only the files you trust"
-    kept = ". Nothing was kept"
-    with opened_archive(archive, name, fix=fix, kept=kept, limits=limits) as (file, entries):
+    with opened_archive(archive, name, limits=limits) as (file, entries):
         packed = archive.stat().st_size
         check_space(folder.parent, packed, f"unpacking {name}", option="--out")
         megabytes = max(1, round(packed / 1e6))

@@ -33,8 +33,6 @@ from vitft.system.text import count, listing, shell_quote
 log = logging.getLogger(__name__)
 
 
-# readers for datasets stored as arrays: .npz, IDX (MNIST), CIFAR and torchvision datasets ---------
-
 TORCHVISION = "torchvision:"
 TORCHVISION_SIDES: Mapping[str, int] = {
     "CIFAR10": 32, "CIFAR100": 32, "MNIST": 28, "FashionMNIST": 28, "KMNIST": 28, "USPS": 16,
@@ -275,19 +273,18 @@ PixelArray = np.ndarray[Any, np.dtype[np.uint8]]
 _MEMBER = re.compile(
     r"(?P<root>.+)/(?P<part>train|val|test|all)/[^/]+/(?P<number>\d{5,})\.bmp", re.S
 )
-_DEFAULT_ROOT = Path("data")  # folder for torchvision's datasets if `data.root` is empty
 
 
 def data_path(path: str, root: str = "") -> Path:
-    """Convert a value of `--data` to a path; `root` is the folder of torchvision's datasets.
+    """Convert a value of `--data` to a path; `root` (or `data`) is the folder of torchvision's.
 
     For shards and Hugging Face datasets, it is the index of the local copy, which may not exist.
     """
     if place := place_of(path):
         return place.folder / INDEX
     if path.startswith(TORCHVISION):
-        return (Path(root).expanduser() if root else _DEFAULT_ROOT) / path
-    return Path(path).expanduser()
+        path = f"{root or 'data'}/{path}"
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - never raises
 
 
 def find_arrays(root: Path) -> Images | None:
@@ -297,8 +294,7 @@ def find_arrays(root: Path) -> Images | None:
 
 def _find(root: Path) -> _Arrays | None:
     if root.name.startswith(TORCHVISION):
-        folder = _DEFAULT_ROOT if root.parent == Path() else root.parent
-        return _load_arrays(os.fspath(folder / root.name), 0)
+        return _load_arrays(str(root), 0)
     try:
         return _load_arrays(str(root), root.stat().st_mtime_ns) if _reader_of(root) else None
     except OSError:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, cast, overload
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -68,11 +68,7 @@ class _Rows(Sequence[Row]):
             places = self.places[start : start + _BLOCK]
             yield from map(_row, *(self.columns[name][places].tolist() for name in Row._fields))
 
-    @overload
-    def __getitem__(self, place: int) -> Row: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Row]: ...
-    def __getitem__(self, place: int | slice) -> Row | Sequence[Row]:
+    def __getitem__(self, place: Any) -> Any:  # noqa: ANN401 - a row or, for a slice, several
         if isinstance(place, slice):
             return _Rows(self.columns, self.places[place])
         return _row(*(self.columns[name].item(self.places[place]) for name in Row._fields))
@@ -271,8 +267,8 @@ class Images:
         )
         lines = iter(table)
         header = tuple(next(lines, ()))
-        known = [SPLIT_COLUMNS, _SETS_COLUMNS]
-        if header not in (*known, *((*columns, GROUP_COLUMN) for columns in known)):
+        columns, more = header[:4], header[4:]
+        if columns not in (SPLIT_COLUMNS, _SETS_COLUMNS) or more not in ((), (GROUP_COLUMN,)):
             raise table.error(f"the header must be {','.join(SPLIT_COLUMNS)}")
         names, numbers = set[str](), dict[str, int]()  # numbers of the classes as they occur
 

@@ -466,8 +466,8 @@ def reason_for(error: BaseException, kind: str, data: bytes) -> str:
     """Return a short reason why Pillow could not decode the bytes."""
     if isinstance(error, MemoryError):
         return "not enough memory"
-    declared = _declared_length(kind, data)
-    if declared is not None and declared > len(data):
+    declared = int.from_bytes(data[4:8], "little") + 8 if kind == "WebP" else 0
+    if declared > len(data):
         return f"truncated ({len(data)} of {declared} bytes)"
     text = " ".join(str(error).split())
     if "truncated" in text.lower() or _END_MARKERS.get(kind, b"") not in data[-64:]:
@@ -477,7 +477,7 @@ def reason_for(error: BaseException, kind: str, data: bytes) -> str:
     is_sound = _UNSUPPORTED.search(text) is not None
     if is_sound or kind in ("AVIF", "HEIC"):  # whose libraries often do not tell the two apart
         text = re.sub(f"^unsupported:? ({kind} )?", "", text, flags=re.I)
-        state = "unsupported" if is_sound else "damaged or unsupported"
+        state = "unsupported" if is_sound else "truncated, damaged or unsupported"
         return f"{state} {kind} ({text[:50]}): save it as 8-bit PNG, in grey or RGB"
     has_detail = text and not isinstance(error.__cause__ or error, _INTERNAL_ERRORS)
     return f"damaged {kind} ({text[:80]})" if has_detail else f"damaged {kind}"
@@ -485,23 +485,6 @@ def reason_for(error: BaseException, kind: str, data: bytes) -> str:
 
 _END_MARKERS: Mapping[str, bytes] = {"JPEG": b"\xff\xd9", "PNG": b"IEND", "GIF": b";"}
 """Bytes that occur near the end of every complete file of a format."""
-
-
-def _declared_length(kind: str, data: bytes) -> int | None:
-    """Return the declared length of the file in bytes, or None if the file declares none."""
-    if kind == "WebP" and len(data) >= 8:
-        return int.from_bytes(data[4:8], "little") + 8
-    if kind in ("AVIF", "HEIC"):
-        place = 0  # the end of the last box, which may be beyond that of a truncated file
-        while place + 8 <= len(data):
-            size, start = int.from_bytes(data[place : place + 4]), 8
-            if size == 1:  # the 64-bit size follows
-                size, start = int.from_bytes(data[place + 8 : place + 16]), 16
-            if size == 0:  # up to the end of the file
-                return len(data)
-            place += max(size, start)
-        return place
-    return None
 
 
 def _declared_size(kind: str, data: bytes) -> tuple[int, int] | None:

@@ -420,10 +420,11 @@ class _Table:
                     else "rename all but one of them",
                 )
             if not places and role in ("path", "label"):
+                titles = listing((title[:40] for title in self.header), most=12) or "none"
                 sheet = f" in the worksheet {self.reader.sheet}" if self.reader.sheet else ""
                 every = f", or one column per label with --set {shell_quote('data.label=*')}"
                 raise self.reader.error(
-                    f"no {role} column{sheet}. Columns found: {self.shown()}",
+                    f"no {role} column{sheet}. Columns found: {titles}",
                     fix=f"write the name {role} above the column, in the first {self.reader.unit}, "
                     f"or choose the column with --set {setting}=NAME" + every * (role == "label"),
                 )
@@ -451,9 +452,6 @@ class _Table:
     def column_named(self, name: str, setting: str) -> int:
         option = setting * (setting != SETTING_OF["group"])  # which has two options
         return self.reader.column_named(self.header, name, option)
-
-    def shown(self) -> str:
-        return listing((name[:40] for name in self.header), most=12) or "none"
 
     def label_columns(self) -> Sequence[int]:
         """Return the indices of the label columns; for `*`, of those that may be one by name."""

@@ -20,10 +20,10 @@ import numpy as np
 
 from vitft.config.run import read_run_config
 from vitft.config.sections import DataSpec
+from vitft.data.arrays import data_path
 from vitft.data.duplicates import group_names
 from vitft.data.image_table import Images, Row, files_of, membership
 from vitft.data.parts import Part
-from vitft.data.remote.places import INDEX, place_of
 from vitft.data.scan import class_table
 from vitft.data.table import base_folder
 from vitft.system.errors import DataError, RunError
@@ -315,11 +315,8 @@ def run_manifest(run: Path) -> Images | None:
     for key in ("path", "root"):
         if not isinstance(section.get(key), str):
             raise damaged_file(run / "config.toml", f"data.{key} is not text")
-    data = str(section["path"])
-    place = place_of(data)
-    folder = Path(os.path.expanduser(data))  # noqa: PTH111 - never raises
-    folder = place.folder / INDEX if place else folder
-    return Images.from_csv(path, base_folder(folder, str(section["root"])))
+    root = base_folder(data_path(str(section["path"])), str(section["root"]))
+    return Images.from_csv(path, root)
 
 
 def split(

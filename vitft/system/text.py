@@ -105,11 +105,6 @@ def distinct_names(names: Sequence[str], marks: Iterable[object]) -> tuple[str, 
     )
 
 
-def shortened(text: str, most: int) -> str:
-    """Return `text`, shortened to at most `most` characters; a shortened text ends with `…`."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
 def duration(seconds: float) -> str:
     """Return a duration in a suitable unit, such as `40 s`, `12 min` or `3.5 h`."""
     if seconds < 90:

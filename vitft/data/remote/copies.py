@@ -211,14 +211,8 @@ def _read_samples(path: Path, name: str, shown: str) -> tuple[list[_Sample], Cou
     found: dict[str, _Sample] = {}
     unused: Counter[str] = Counter()
     seen: set[str] = set()
-    limits, fix = (
-        ArchiveLimits(content=10**13),
-        "write the shard again, or get it from another source",
-    )
-    with opened_archive(path, f"the shard {shown}", fix=fix, limits=limits, is_shard=True) as (
-        _,
-        entries,
-    ):
+    limits = ArchiveLimits(content=10**13)
+    with opened_archive(path, f"the shard {shown}", limits=limits, is_shard=True) as (_, entries):
         for entry, parts in entries:
             member = "/".join(parts)
             if parts[-1].startswith("."):
