@@ -158,7 +158,6 @@ def npz_subsets(names: Iterable[str]) -> dict[tuple[str, str], str]:
 
 
 def _as_text(array: _Array) -> _Array:
-    """Return an array of bytes as one of text, and any other as it is."""
     return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
 
 
@@ -408,7 +407,6 @@ def _load_arrays(source: str, _changed_ns: int) -> _Arrays:
 
 
 def _check_part(part: _Part, where: str) -> None:
-    """Raise a DataError if the images or the labels of a subset cannot be used."""
     images, labels = part.images, part.labels
     if images.ndim != 4 or images.shape[3] not in (1, 3) or images.dtype != np.uint8:
         problem = f"images of shape {images.shape} and dtype {images.dtype} are not supported"

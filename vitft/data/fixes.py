@@ -7,7 +7,6 @@ changes its label, `keep` has no effect, and `undecided` means that nobody has d
 
 import hashlib
 import logging
-import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -244,13 +243,6 @@ def _fix_problem(
 
 _KIND_ORDER = ("bad", "exact", "two labels", "mislabel", "near", "odd")
 """Kinds of fixes, in the order in which the table lists fixes with the same action."""
-_COPY_MARK = re.compile(
-    r"\(\d+\)$|~\d*$"
-    r"|(?:^|[\W_])(?:copy|kopie|copie|copia)[\W_]*\d*\W*$"
-    r"|^(?:copy[\W_]of|kopie[\W_]von|copie[\W_]de|copia[\W_]de)[\W_]",
-    re.IGNORECASE,
-)
-"""What programs add to the name of a copy, without the suffix: `x (1)`, `x - Kopie`, `x_copy1`."""
 SUBSETS = {"train": "training", "val": "validation", "test": "test"}
 _PARTS = {part: f"{name} image" for part, name in SUBSETS.items()} | {"": "not in the split"}
 
@@ -316,11 +308,9 @@ def propose_fixes(audit: AuditResults) -> list[Fix]:
 def _identical_file_fixes(members: Sequence[CopyMember], known: Mapping[str, float]) -> list[Fix]:
     """Return fixes that keep one identical file per label, or one if its label is surely right."""
 
-    def order(member: CopyMember) -> tuple[bool, bool, int, str]:
-        path = member["path"]
-        name = path.rpartition("/")[2]
-        is_marked = _COPY_MARK.search(name.rpartition(".")[0] or name) is not None
-        return member["split"] != "val", is_marked, len(name), path
+    def order(member: CopyMember) -> tuple[bool, int, str]:
+        path = member["path"]  # programs make the name of a copy longer, such as `x (1).jpg`
+        return member["split"] != "val", len(path.rpartition("/")[2]), path
 
     ordered = sorted(members, key=order)
     first = {member["label"]: member for member in reversed(ordered)}

@@ -246,7 +246,6 @@ def _scan_folder(root: Path, spec: DataSpec) -> Images:
 
 
 def _scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Images:
-    """Return the images in the class folders of all subsets (`""`: no split)."""
     names = {part: walk.folders_of(folder)[0] for part, folder in parts.items()}
     walk.raise_if_refused()
     main: Part = "train" if "train" in parts else ""

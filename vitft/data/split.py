@@ -411,14 +411,12 @@ def check_folder_classes(folder: Images) -> str:
 
 
 def _class_counts(images: Images) -> Mapping[tuple[str, str], int]:
-    """Return the number of images of each class or label in each subset."""
     return Counter((name, row.split) for row in images.rows for name in images.names(row))
 
 
 def _check_enough(
     have: Mapping[tuple[str, str], int], folder: Images, *, by_time: bool = False
 ) -> None:
-    """Raise a DataError if classes have too few images for training and validation."""
     numbers = {name: (have[name, "train"], have[name, "val"]) for name in folder.outputs.classes}
     fix = "provide readable images: 1 of every class, and 2 (in 2 groups) of at least 2 classes"
     if folder.layout == "split":
@@ -453,7 +451,6 @@ def _check_enough(
 
 
 def _trained_only_note(have: Mapping[tuple[str, str], int], names: Sequence[str]) -> str:
-    """Return a note on the classes without validation images, or an empty string."""
     only = [name for name in names if not have[name, "val"]]
     if not only:
         return ""

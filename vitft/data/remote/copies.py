@@ -249,20 +249,14 @@ def _text_fields(entry: ArchiveEntry, component: str) -> dict[str, str]:
         except ValueError as error:
             raise ArchiveRefusedError(f"the entry '{entry.name}' is not valid JSON") from error
         fields = value if isinstance(value, dict) else {"json": value}
-        texts = {key: _field_text(one) for key, one in fields.items() if not _is_nested(one)}
+        texts = {}
+        for name, one in fields.items():
+            inner = one if isinstance(one, list) else [one]
+            if inner and not any(isinstance(item, list | dict) for item in inner):
+                # A list stays JSON, because a label may contain any separator
+                is_list = inner is one
+                texts[name] = json.dumps(one, ensure_ascii=False) if is_list else cell_text(one)
     return {key: " ".join(one.strip().splitlines())[:_MAX_CELL] for key, one in texts.items()}
-
-
-def _is_nested(value: object) -> bool:
-    inner = value if isinstance(value, list) else []
-    return isinstance(value, dict) or any(isinstance(item, list | dict) for item in inner)
-
-
-def _field_text(value: object) -> str:
-    """Return the text of a field; a list stays JSON, because a label may contain any separator."""
-    if isinstance(value, list):
-        return json.dumps(value, ensure_ascii=False) if value else ""
-    return cell_text(value)
 
 
 # index of a local copy: its samples as a table of labels ------------------------------------------
