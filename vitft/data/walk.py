@@ -245,9 +245,8 @@ class Walk:
 
     def raise_if_refused(self) -> None:
         if self.refused:
-            more = f" and {len(self.refused) - 1} more" if len(self.refused) > 1 else ""
             fix = "make the folders readable (chmod -R u+rX) or remove them"
-            raise DataError(f"permission denied: {self.refused[0]}{more}", fix=fix)
+            raise DataError(f"permission denied: {listing(self.refused, 1)}", fix=fix)
 
 
 def _leads(kind: Callable[[], bool]) -> bool:
