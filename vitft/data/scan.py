@@ -94,14 +94,12 @@ def find_labelled(
         DataError: The source is missing, unreadable or invalid, or has no labelled images.
         UsageError: The requested subset does not exist.
     """
-    spec = spec or DataSpec()
-    parts: Sequence[str]
+    spec, parts = spec or DataSpec(), list[str]()
     if arrays := find_arrays(source):
-        images = arrays
-        parts = images.parts
+        images, parts = arrays, [*arrays.parts]
     elif is_table(source):
         images, _ = find_files(*read_label_table(source, spec, others), allow_bad=True)
-        parts = images.parts
+        parts = [*images.parts]
     else:
         check_is_folder(source)
         walk = Walk(os.fspath(source))
@@ -122,8 +120,7 @@ def find_labelled(
         )
     if subset is not None and len(parts) < 2:
         problem = f"cannot use --subset {subset}: {source} is not divided into subsets"
-        fix = "omit --subset"
-        raise UsageError(problem, fix=fix)
+        raise UsageError(problem, fix="omit --subset")
     if len(parts) > 1:
         part = _chosen_part(parts, subset, source)
         notes = (f"evaluating the images in the {part} subset", *images.notes)
