@@ -38,6 +38,7 @@ FAULTS = {
     "wrong_etag": "the sha256 of another content",
     "retry_after": "429 with Retry-After: 1 on the question",
     "busy": "503 on the question",
+    "mute": "no answer to the question",
     "xet": "Xet storage announced, behind a port where nobody listens",
     "status": "503 on the download",
     "drop": "the connection closed after half of the body",
@@ -216,6 +217,8 @@ class HubHandler(Handler):
             self.answer(429, {"Retry-After": "1"})
         elif repo.strikes("busy"):
             self.answer(503, {})
+        elif repo.strikes("mute"):
+            self.hub.closing.wait(30)
         else:
             return False
         return True
