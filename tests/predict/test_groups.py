@@ -151,7 +151,7 @@ def test_a_job_whose_images_have_other_groups_now_is_not_resumed(
 
     assert predict(*job, "--resume") == 5
 
-    assert "row 1 is in the group two, but should be in 2" in capsys.readouterr().err
+    assert "in the group two, but should be for" in capsys.readouterr().err
 
 
 def test_the_accuracy_of_groups_is_that_of_their_answers_if_they_have_one_label() -> None:

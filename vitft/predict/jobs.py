@@ -105,7 +105,6 @@ def run_prediction(
     if tally:
         _log_summary(request, tally, postprocess)
         _write_counts(request, tally, confusion, write, tabulate)
-    pipeline.warn_of_mirroring()
     if pictures is not None:
         log.info(f"wrote overlays to {pictures}/")
     return tally.errors if tally else 0
@@ -288,5 +287,5 @@ def _job_options(
         "--dtype": request.torch_dtype,
         "--tta": request.tta,
         "--group-by": request.group_by or "",
-        **({"batches of": request.shard.chunk} if request.shard.world > 1 else {}),  # of each part
+        **({"batch size": request.shard.chunk} if request.shard.world > 1 else {}),  # of each part
     }

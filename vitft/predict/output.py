@@ -238,20 +238,11 @@ def _check_options(path: Path, options: _JobOptions) -> int:
         return 0
     try:
         written = json.loads(line)
-        before = {**dict.fromkeys(options), **written, "model": written["model"]}
+        changed = [key for key, value in options.items() if written[key] != value]
     except (ValueError, KeyError, TypeError) as error:
         raise _foreign(path, line) from error
-    # An option that an earlier version did not have was off
-    values = ((key, str(before[key] or "none"), str(now or "none")) for key, now in options.items())
-    changed = [(key, begun, now) for key, begun, now in values if begun != now]
     if changed:
-        differ = [
-            f"another {key}"
-            if key in ("model", "threshold", "tree")
-            else f"{key} {begun}, not {now}"
-            for key, begun, now in changed
-        ]
-        raise _cannot_resume(path, f"it was begun with {listing(differ)}")
+        raise _cannot_resume(path, f"it was begun with another {listing(changed)}")
     return len(line)
 
 
@@ -268,20 +259,16 @@ def _find_resume_point(
         file.seek(start)
         for number, (row, length) in enumerate(_read_rows(file, part), start=1):
             image = next(images, None)
-            _check_name(part, number, row.path, image.name if image else None)
-            if image and row.group != image.group:
-                names = visible(row.group), visible(image.group)
-                reason = f"row {number} is in the group {names[0]}, but should be in {names[1]}"
-                raise _cannot_resume(part, reason)
+            wanted = image and _in_group(image.name, image.group)
+            _check_name(part, number, _in_group(row.path, row.group), wanted)
             again, size = [*again, *filter(None, [image])], size + length
             if number % chunk == 0:
                 done, start, again = number, size, []
     return done, start, again
 
 
-_OF_OPTIONS = (("class", "class_2"), ("class", "prediction_set"), ("classes", "prediction_set"),
-               ("class", "level"), ("classes", "level"))  # fmt: skip
-"""Columns that options add to tables, and to JSON Lines, which have `classes`."""
+def _in_group(name: str, group: str) -> str:
+    return f"{name} in the group {group}" if group else name
 
 
 def check_finished(
@@ -299,7 +286,7 @@ def check_finished(
         raise _cannot_resume(out, "it is complete", fix=_OTHER_FILE)
     reader = TableReader(out, missing=_OTHER_FILE, fix=_OTHER_FILE, error=RunError)
     columns, done, errors = next(reader.rows, []), 0, 0
-    wanted = [key, *(n for kind, n in _OF_OPTIONS if kind in columns and n in form.columns)]
+    wanted = form.columns if "class" in columns else [key]  # not of JSON or several labels
     if columns and (missing := [name for name in wanted if name not in columns]):
         raise _cannot_resume(out, f"it has no column {listing(missing)}", fix=_OTHER_FILE)
     for done, row in enumerate(reader, start=1):

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from numbers import Real
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from vitft.config.sections import DataSpec
 from vitft.data.groups import with_group_by
@@ -24,6 +24,27 @@ ENGINES = ("auto", "numpy", "torch")
 PREDICT_DTYPES = ("auto", "fp32", "bf16")
 
 
+_NEEDS = {
+    "--confidence": "--precision 0.9",
+    "--labels": "--counts",
+    "--resume": "--out FILE.csv",
+}
+"""Options that have no effect without another, with an example of it."""
+_CONFLICTS = (
+    ("--threshold", "--precision"),
+    ("--confidence", "--tree"),
+    ("--counts", "--tree"),  # it counts classes, not their parents
+    ("--counts", "--group-by"),  # the mistakes of the model are known for single images,
+    ("--counts", "--tta"),  # and without mirror images
+    ("--group-by", "--precision"),  # which holds for single images
+    ("--group-by", "--coverage"),
+    ("--tta", "--confidence"),  # which needs the probabilities of the held-out images
+    ("--tta", "--coverage"),
+    ("--explain", "--resume"),  # it would draw only some of the images
+)
+"""Options that cannot be used together."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
     """Options that mark uncertain predictions, or give each image several classes.
@@ -38,10 +59,6 @@ class Marks:
     tree: str | None = None
 
     def __post_init__(self) -> None:
-        if self.threshold is not None and self.precision is not None:
-            raise UsageError(
-                "--threshold and --precision cannot be used together", fix="remove one of them"
-            )
         for name in ("threshold", "precision", "confidence", "coverage"):
             value, below = getattr(self, name), name in ("confidence", "coverage")
             fix = f"use a number greater than 0 and {'below' if below else 'at most'} 1"
@@ -53,14 +70,21 @@ class Marks:
             if 50 <= value < 100 or (value == 100 and not below):
                 fix = f"use --{name} {value / 100:g} for {value:g}%"
             raise UsageError(f"invalid --{name} {value:g}", fix=fix)
-        if self.confidence is not None and self.precision is None:
-            raise UsageError(
-                "--confidence has no effect without --precision",
-                fix="add --precision 0.9, or remove --confidence",
-            )
-        if self.confidence is not None and self.tree is not None:
-            problem = "--confidence does not support --tree"
-            raise UsageError(problem, fix="remove one of them")
+        given = {f"--{f.name.replace('_', '-')}" for f in fields(self) if self._has(f)}
+        for option, example in _NEEDS.items():
+            needed = example.split()[0]
+            if option in given and needed not in given:
+                problem = f"{option} has no effect without {needed}"
+                raise UsageError(problem, fix=f"add {example}, or remove {option}")
+        for one, other in _CONFLICTS:
+            if {one, other} <= given:
+                problem = f"{one} and {other} cannot be used together"
+                raise UsageError(problem, fix="remove one of them")
+
+    def _has(self, option: "Field[Any]") -> bool:
+        """Return whether an option differs from its default."""
+        value = getattr(self, option.name)
+        return option.default is not MISSING and value != option.default
 
     @property
     def guarantees(self) -> list[str]:
@@ -168,88 +192,34 @@ class PredictRequest(Marks):
             )
         if self.top_k < 1:
             raise UsageError(f"invalid --top-k {self.top_k}", fix="use an integer of 1 or more")
-        self._check_groups()
         Marks.__post_init__(self)
-        self._check_tree()
-        if self.tta and self.guarantees:
-            problem = f"{self.guarantees[0]} does not support --tta, which changes probabilities"
-            raise UsageError(problem, fix="remove --tta")
-        self._check_counts()
-        if self.style != "csv" and self.bom:
-            raise UsageError("--bom needs the CSV format", fix="add --format csv, or remove --bom")
-        if self.resume and self.out is None:
-            raise UsageError("--resume needs an output file", fix="add --out, e.g. --out FILE.csv")
-        if self.explain is not None and (self.resume or self.shard.world > 1):
-            one = "--resume" if self.resume else "several processes"
-            raise UsageError(
-                f"--explain does not support {one}: it would draw only some of the images",
-                fix="remove --explain, and draw overlays with vitft explain",
-            )
-        if self.shard.world > 1 and (self.out is None or "-" in self.images):
-            raise UsageError(
-                "predicting with several processes needs an output file and does not support "
-                "standard input",
-                fix="use --out FILE.csv, and --list FILE instead of -",
-            )
-        if self.engine == "numpy" and (used := self.torch_options):
-            problem = f"the NumPy engine does not support {used[0]}"
-            raise UsageError(problem, fix="remove --engine numpy")
-
-    def _check_groups(self) -> None:
-        """Raise UsageError if `group_by` is invalid, or if an option only holds for images."""
-        single = {
-            "--precision": self.precision,
-            "--confidence": self.confidence,
-            "--coverage": self.coverage,
-        }
-        if self.groups != DataSpec() and (used := [k for k, v in single.items() if v is not None]):
-            raise UsageError(
-                f"{used[0]} holds for single images, so it cannot be used with --group-by",
-                fix=f"remove {' and '.join(used)}, or use --threshold",
-            )
-
-    def _check_tree(self) -> None:
-        """Raise UsageError if `tree` has no effect, or a wrong one."""
         if self.tree is not None and self.threshold is None and self.precision is None:
             problem = "--tree has no effect without --threshold or --precision"
             raise UsageError(problem, fix="add --precision 0.9, or remove --tree")
-        if self.tree is not None and self.counts:
-            problem = "--counts does not support --tree: it counts classes, not their parents"
-            raise UsageError(problem, fix="remove one of them")
-
-    def _check_counts(self) -> None:
-        """Raise UsageError if an option has no effect with or without `counts`, or a wrong one."""
-        if not self.counts:
-            if self.labels is not None:
-                raise UsageError("--labels has no effect without --counts", fix="add --counts")
-            return
-        if self.format not in (None, *_COUNT_FORMATS):
+        if self.counts and self.format not in (None, *_COUNT_FORMATS):
             raise UsageError(
                 f"--counts does not support --format {self.format}",
                 fix=f"use --format {', '.join(_COUNT_FORMATS[:-1])} or {_COUNT_FORMATS[-1]}",
             )
-        if self.group_by:
+        of_rows = (self.top_k > 1, self.threshold, self.precision, self.coverage, self.bom)
+        if self.counts and self.out is None and any(of_rows):
             raise UsageError(
-                "--counts does not support --group-by: the mistakes are known for single images",
-                fix="remove one of them",
+                "--top-k, --threshold, --precision, --coverage and --bom have no effect, because "
+                "--counts prints no rows",
+                fix="remove them, or write the rows to a file with --out",
             )
-        if self.tta:
+        if self.style != "csv" and self.bom:
+            raise UsageError("--bom needs the CSV format", fix="add --format csv, or remove --bom")
+        is_alone, has_stdin = self.shard.world == 1, "-" in self.images
+        if not is_alone and (self.out is None or has_stdin or self.explain is not None):
             raise UsageError(
-                "--counts does not support --tta: the mistakes of the model are known without it",
-                fix="remove --tta",
+                "predicting with several processes needs an output file, and supports neither "
+                "standard input nor --explain",
+                fix="use --out FILE.csv, --list FILE instead of -, and vitft explain",
             )
-        of_rows = {
-            "--top-k": self.top_k > 1,
-            "--threshold": self.threshold is not None,
-            "--precision": self.precision is not None,
-            "--coverage": self.coverage is not None,
-            "--bom": self.bom,
-        }
-        if self.out is None and (used := [name for name, is_used in of_rows.items() if is_used]):
-            raise UsageError(
-                f"{used[0]} has no effect, because --counts prints no rows",
-                fix=f"remove {used[0]}, or write the rows to a file with --out",
-            )
+        if self.engine == "numpy" and (used := self.torch_options):
+            problem = f"the NumPy engine does not support {used[0]}"
+            raise UsageError(problem, fix="remove --engine numpy")
 
     @property
     def groups(self) -> DataSpec:

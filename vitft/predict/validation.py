@@ -5,9 +5,10 @@ same mistakes in the same order. This module does not import torch or open image
 """
 
 import contextlib
+import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -92,51 +93,38 @@ class HeldOut:
         split, path = read_split(run), run / _VALIDATION_FILE
         arrays = (rundir.read_run_arrays(path) or {}) if split.rows else {}
 
-        def array(name: str, kind: Any, is_valid: Callable[[Any], Any]) -> Any:  # noqa: ANN401
-            values, is_usable = np.asarray(arrays.get(name, ())), False
+        def array(
+            name: str,
+            kind: type,
+            *shapes: tuple[int, ...],
+            low: float = -math.inf,
+            high: float = math.inf,
+        ) -> Any:  # noqa: ANN401
+            values = np.asarray(arrays.get(name, ()))
             with contextlib.suppress(ValueError, TypeError):  # values of another kind
                 values = values.astype(kind)
-                is_usable = bool(is_valid(values))
-            if not is_usable:
-                raise rundir.damaged_file(path, f"{name} is not valid; its shape is {values.shape}")
-            return values
+                is_valid = np.isfinite(values) & (values >= low) & (values <= high)
+                if values.shape in shapes and is_valid.all():
+                    return values
+            raise rundir.damaged_file(path, f"{name} is not valid; its shape is {values.shape}")
 
-        classes = split.outputs.classes
-        shape = len(split.val), len(classes)
-        logits = array(
-            "logits",
-            np.float32,
-            lambda x: not arrays or not split.val or (x.shape == shape and np.isfinite(x).all()),
-        )
-        probability = array(
-            "train_probability",
-            np.float64,
-            lambda x: x.ndim in (1, 2) and ((x >= 0) & (x <= 1)).all(),
-        )
-        correct = array("train_correct", np.bool_, lambda x: x.shape == probability.shape)
-        of_label = array(
-            "train_label_probability",
-            np.float64,
-            lambda x: x.shape in (probability.shape, (0,)) and ((x >= 0) & (x <= 1)).all(),
-        )
-        train_logits = array(
-            "train_logits",
-            np.float32,
-            lambda x: x.shape in ((len(probability), len(classes)), (0,)) and np.isfinite(x).all(),
-        )
+        classes, none = split.outputs.classes, (0,)
+        own = np.shape(arrays.get("train_probability", ()))
+        trained = own if len(own) in (1, 2) else none  # (m,), or (m, C) of a multi-label model
+        logits = none if not arrays else (len(split.val), len(classes))
         numbers = array(
-            "cross_validated",
-            np.int64,
-            lambda x: len(x) in (len(split.rows), 0) and ((x >= -1) & (x < len(classes))).all(),
+            "cross_validated", np.int64, (len(split.rows),), none, low=-1, high=len(classes) - 1
         )
         return cls(
             run=run,
             split=split,
-            logits=logits,
-            probability=probability,
-            correct=correct,
-            label_probability=of_label,
-            train_logits=train_logits,
+            logits=array("logits", np.float32, logits),
+            probability=array("train_probability", np.float64, trained, low=0, high=1),
+            correct=array("train_correct", np.bool_, trained),
+            label_probability=array(
+                "train_label_probability", np.float64, trained, none, low=0, high=1
+            ),
+            train_logits=array("train_logits", np.float32, (trained[0], len(classes)), none),
             cross_validated={
                 row.sha256: classes[number]
                 for row, number in zip(split.rows, numbers.tolist(), strict=False)
@@ -186,13 +174,9 @@ class HeldOut:
     def _training(self) -> list[Row]:
         """Rows of the distinct training images of `probability`, which were cross-validated."""
         distinct = distinct_rows(self.split.where(self.split.column("split") != "test").rows)
-        unlisted = bool(self.split.labels) and not self.cross_validated  # by an earlier version
-        scored = {row.sha256 for row in distinct} if unlisted else {*self.cross_validated}
-        scored -= {row.sha256 for row in self.split.val}
+        scored = {*self.cross_validated} - {row.sha256 for row in self.split.val}
         found = [row for row in distinct if row.sha256 in scored] if len(self.probability) else []
         if len(found) != len(self.probability):
-            if unlisted:
-                raise self._incomplete("list")
             path = self.run / _VALIDATION_FILE
             raise rundir.damaged_file(path, "it does not belong to split.csv")
         return found

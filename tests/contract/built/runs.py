@@ -90,15 +90,6 @@ def interrupted(folder: Path) -> None:
         assert run(["predict", "new", "--run", "R", "--out", "rows.csv"])[0] == 6
 
 
-def begun_without_groups(folder: Path) -> None:
-    """Write what `interrupted` writes, without the option `--group-by`."""
-    interrupted(folder)
-    part = folder / "rows.csv.part"
-    text = part.read_text()
-    assert ', "--group-by": ""' in text
-    part.write_text(text.replace(', "--group-by": ""', ""))
-
-
 def several(folder: Path) -> None:
     """Write T, t.csv with the labels fur and wild of its images, and M, its run."""
     copy("several", folder)
