@@ -48,9 +48,15 @@ from vitft.explain.heatmaps import (
 from vitft.metrics.results import Results
 from vitft.models.find import find_model
 from vitft.models.pretrained.text import PROMPTS
-from vitft.predict.embeddings import Embeddings, chosen_weights, list_images, load_embedder
-from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
-from vitft.predict.onnx_engine import OnnxEngine
+from vitft.predict.embeddings import (
+    Embeddings,
+    check_zero_shot,
+    chosen_weights,
+    list_images,
+    load_embedder,
+    write_zero_shot,
+)
+from vitft.predict.engine import LoadedImage, OnnxEngine, Pipeline, Views, notes_on
 from vitft.predict.pictures import (
     PICTURE_TYPES,
     Picture,
@@ -61,7 +67,6 @@ from vitft.predict.pictures import (
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.request import PREDICT_DTYPES, Marks
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor, open_engine
-from vitft.predict.zero_shot import check_zero_shot, write_zero_shot
 from vitft.report.notebook import Explanation, Predictions, trained_card
 from vitft.report.run_page import report_of_new_run
 from vitft.system.device import caller_state_preserved, pick_device

@@ -57,7 +57,7 @@ from vitft.system.cores import usable_cores
 from vitft.system.errors import DataError, ImageError
 from vitft.system.files import write_atomically, writing
 from vitft.system.imports import heavy_imports
-from vitft.system.rundir import RunDir, check_is_run, read_run_json, run_path
+from vitft.system.rundir import RunDir, check_is_run, run_path
 from vitft.system.text import count, listing
 
 if TYPE_CHECKING:  # torch is imported only if weights are given
@@ -239,29 +239,6 @@ def read_run_settings(run: str) -> tuple[Config, dict[str, Part]]:
     return checked_run_config(path), {r.path: r.split for r in Images.from_csv(split, path).rows}
 
 
-def compare_with_run(found: AuditResults, run: str, settled: Collection[str]) -> str:
-    """Return a sentence on how many label errors both the run and the check list, or "".
-
-    Those in `settled`, the paths that earlier fixes keep or move, are left out. The lists differ,
-    because a run's heads may use several blocks and a different penalty, and the check's heads hold
-    out near-duplicates together.
-    """
-    audit = read_run_json(run_path(run) / "audit.json", AuditResults)
-    ours = {item["path"] for item in found["mislabels"]} - {*settled}
-    theirs = {item["path"] for item in audit["mislabels"]} - {*settled} if audit else set()
-    if not theirs:
-        return ""
-    undecided = ", not counting decided ones" if settled else ""
-    lists = f"the report of the run lists {count(len(theirs), 'probable label error')}{undecided}"
-    if ours == theirs:
-        return f"{lists}, the same as here"
-    return (
-        f"{lists}, {len(ours & theirs):,} of them listed here too. The lists differ because the "
-        "run and this check trained different classifiers to find them. Each may list errors that "
-        "the other misses, so look at both pages"
-    )
-
-
 # findings about images, as written to audit.json, from the rows of the table ---------------------
 
 
@@ -361,12 +338,11 @@ _MAX_THUMBNAILS = 200  # maximum number of images on the page, to limit its size
 
 
 def write_check_page(
-    result: CheckResult, out: Path, *, name: str, command: str, max_pixels: int, note: str = ""
+    result: CheckResult, out: Path, *, name: str, command: str, max_pixels: int
 ) -> Path | None:
     """Write a page of the findings about a dataset; return its path, or None if there are none.
 
-    `command` is the training command, to which the path of the saved table is appended. `note` is a
-    remark on the findings, as a sentence without a full stop.
+    `command` is the training command, to which the path of the saved table is appended.
     """
     folder, audit = result.folder, result.audit
     shown = [item["path"] for item in audit["mislabels"][:MAX_FINDINGS]]
@@ -410,7 +386,6 @@ def write_check_page(
         "labels_checked": result.labels_checked,
         "num_classes": len(folder.labels or {file.label for file in folder.rows}),
         "several": folder.outputs.several,
-        "note": note,
     }
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)

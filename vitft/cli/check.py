@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
-from vitft.cli.parser import Command
-from vitft.cli.table_settings import TABLE_SETTINGS, with_table_settings
+from vitft.cli.parser import Command, given
 from vitft.config.run import Config, setting_words
 from vitft.config.sections import DataSpec
 from vitft.data.fixes import (
@@ -20,6 +19,7 @@ from vitft.data.fixes import (
     subset_names,
     write_fixes,
 )
+from vitft.data.label_table import TABLE_SETTINGS, with_table_settings
 from vitft.data.remote.copies import prepare_data
 from vitft.data.table import is_table
 from vitft.data.transforms import describe_view
@@ -63,7 +63,6 @@ def _check_command(args: argparse.Namespace) -> int:
     """Check the folder, print the problems and write the proposed fixes and the page."""
     from vitft.check.folder import (
         check_folder,
-        compare_with_run,
         read_run_settings,
         write_check_page,
     )
@@ -84,8 +83,7 @@ def _check_command(args: argparse.Namespace) -> int:
     if name:  # only a run can allow pickles here
         check_weights_name(name, allow_pickle=pickles or None, allow_random=True)
     config = replace(config, weights=replace(config.weights, name=name))
-    named = {k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None}
-    used = replace(config, data=spec, train=replace(config.train, **named))
+    used = replace(config, data=spec, train=replace(config.train, **given(args, "cache", "device")))
     outcome = check_folder(data, used, split=split, needs_fixes=bool(args.fixes))
     together = outcome.groups_help or bool(args.run and config.data.group_duplicates)
     command = _training_command(args, data, spec, config, together=together)
@@ -93,9 +91,7 @@ def _check_command(args: argparse.Namespace) -> int:
         with writing(fixes):
             fixes.parent.mkdir(parents=True, exist_ok=True)
         write_fixes(fixes, outcome.fixes)
-    page, difference = None, ""
-    if args.run:
-        difference = compare_with_run(outcome.audit, args.run, paths_settled_by(outcome.former))
+    page = None
     if outcome.proposed or not outcome.former:  # otherwise, the earlier page and table say it all
         page = write_check_page(
             outcome,
@@ -103,10 +99,9 @@ def _check_command(args: argparse.Namespace) -> int:
             name=data.resolve().name if outcome.folder.table is None else outcome.folder.name,
             command=shell_join(command),
             max_pixels=spec.max_pixels,
-            note=difference,
         )
     written = str(fixes) if outcome.fixes else None
-    for text in filter(None, (*outcome.notes, difference, _earlier_table(fixes, outcome))):
+    for text in filter(None, (*outcome.notes, _earlier_table(fixes, outcome))):
         output.note(text)
     if args.format == "json":
         output.as_json(outcome.audit | {"fixes": written, "page": page and str(page)})

@@ -1,20 +1,29 @@
-"""`vitft embed`: write the embeddings of images, and find similar images."""
+"""`vitft embed` and `vitft zeroshot`: embeddings of images, and classifiers from class names."""
 
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from vitft.cli import output
-from vitft.cli.parser import Command
+from vitft.cli.parser import Command, given
 from vitft.config.schema import require
 from vitft.config.sections import TrainSpec
 from vitft.data.images import open_image
-from vitft.predict.embeddings import check_vector_file, chosen_weights, list_images, load_embedder
+from vitft.models.pretrained.text import PROMPTS
+from vitft.predict.embeddings import (
+    check_vector_file,
+    check_zero_shot,
+    chosen_weights,
+    list_images,
+    load_embedder,
+    write_zero_shot,
+)
 from vitft.predict.output import check_output
 from vitft.predict.request import PREDICT_DTYPES, ProcessShard
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step
-from vitft.system.text import count
+from vitft.system.text import count, labelled, shell_join
 
 
 @Command(
@@ -45,7 +54,7 @@ def _embed_command(args: argparse.Namespace) -> int:
     if near is not None:
         open_image(args.near)  # an unreadable one is an error at once
     images = list_images(args.images, sys.stdin.buffer if sys.stdin else None)
-    named = {k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None}
+    named = given(args, "cache", "device")
     with heavy_imports(loading_step(args.weights or args.run)):
         embed = load_embedder(args.run, weights, TrainSpec(**named, precision=args.dtype))
     query = None if near is None else embed(near).vector[0]
@@ -88,3 +97,37 @@ def _check_options(args: argparse.Namespace) -> None:
         out = Path(args.out)
         check_vector_file(out, name=f"--out {out}")
         check_output(out, ProcessShard(), resume=False)
+
+
+@Command(
+    "zeroshot",
+    """
+images IMAGE ...  image file, folder, pattern in quotes, or list of paths (.txt, .csv or -)
+--classes A,B,...  class names, separated by commas
+--weights NAME  CLIP or SigLIP with its text tower: hf:OWNER/NAME or a folder
+--prompt TEXT  text with {} for the class name (may be repeated)
+--out DIR := zeroshot  new folder for the model
+--cache
+--device
+""",
+    description="Write a classifier from class names alone. The text tower of CLIP or SigLIP turns "
+    "the names into a linear head. Unlabelled images set the scale of its probabilities. The "
+    "accuracy stays unknown until you measure it on labelled images.",
+)
+def _zeroshot_command(args: argparse.Namespace) -> int:
+    """Write the model, and print what it is and how to measure its accuracy."""
+    classes = [name.strip() for name in (args.classes or "").split(",") if args.classes]
+    prompts = args.prompt or PROMPTS
+    out = check_zero_shot(args.weights or "", classes, prompts, args.out)
+    images = list_images(args.images, sys.stdin.buffer if sys.stdin else None)
+    named = given(args, "cache", "device")
+    with heavy_imports():
+        import torch  # noqa: F401
+
+    options: Any = {"classes": classes, "prompts": prompts, "out": out, "train": TrainSpec(**named)}
+    path = write_zero_shot(images, weights=args.weights, **options)
+    output.result(labelled("Wrote", f"{path}, {count(len(classes), 'class', 'classes')}"))
+    output.result(labelled("Accuracy", "not measured: no labelled image was used"))
+    words = ["vitft", "predict", *args.images, "--run", str(out)]
+    output.result(labelled("Next", shell_join(words)))
+    return 0

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
 from vitft.cli.parser import Command
-from vitft.cli.table_settings import TABLE_SETTINGS, with_table_settings
 from vitft.config.sections import DataSpec
 from vitft.data.groups import with_group_by
+from vitft.data.label_table import TABLE_SETTINGS, with_table_settings
 from vitft.data.table import is_table
 from vitft.messages.evaluation import (
     by_table,
@@ -71,7 +71,7 @@ def _evaluate_command(args: argparse.Namespace) -> int:
     from vitft.data.remote.copies import prepare_data
     from vitft.data.scan import with_groups
     from vitft.models.find import find_model
-    from vitft.predict.onnx_engine import gives_several
+    from vitft.predict.engine import gives_several
 
     marks = Marks(
         threshold=args.threshold,

@@ -10,7 +10,6 @@ from vitft.export.plan import (
     CLOSED_FORMATS,
     DEFAULT_OPSET,
     EXPORT_FORMATS,
-    FOREIGN_FORMATS,
     NUM_COMPARED,
     ExportPlan,
     plan_export,
@@ -30,13 +29,9 @@ _FORMATS = "\n".join(f"--{name}  {text}" for name, text in EXPORT_FORMATS.items(
 def _by_option(name: str) -> UsageError:
     """Return the error for `--format NAME`, which names the option."""
     known = name.lower().replace("_", "-")
-    found = FOREIGN_FORMATS.get(known, known)
     problem = "--format is table or json, and each export format has its own option"
-    if found != known:
-        problem = f"export does not write {name}"
-    if found in EXPORT_FORMATS:
-        fix = f"use vitft export --{found}: {EXPORT_FORMATS[found]} (see docs/export.md)"
-        return UsageError(problem, fix=fix)
+    if known in EXPORT_FORMATS:
+        return UsageError(problem, fix=f"use vitft export --{known} (see docs/export.md)")
     return UsageError(problem, fix=f"use one of --{', --'.join(EXPORT_FORMATS)}")
 
 

@@ -93,6 +93,9 @@ def _groups() -> dict[str, dict[str, _Guide]]:
 
 
 COMMAND_GROUPS = _groups()
-"""Guides by task and command. `add_NAME` in `cli.NAME` adds a command's options."""
+"""Guides by task and command."""
+MODULES = {"cache": "resources", "compare": "report", "data": "resources", "recipes": "resources",
+           "weights": "resources", "zeroshot": "embed"}  # fmt: skip
+"""Modules of commands that share one; other commands have a module of their name."""
 GUIDES = {name: guide for group in COMMAND_GROUPS.values() for name, guide in group.items()}
 GUIDES[""] = _Guide("", "docs/index.md")  # of `vitft --help`

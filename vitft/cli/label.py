@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Command
+from vitft.cli.parser import Command, given
 from vitft.cli.serve import check_port, run_server
 from vitft.config.sections import TrainSpec
 from vitft.data.mistaken import check_is_folder
@@ -81,7 +81,7 @@ def _label_command(args: argparse.Namespace) -> int:
         from vitft.serve.label.session import Session
         from vitft.serve.server import listen
 
-    train = TrainSpec(**{k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None})
+    train = TrainSpec(**given(args, "cache", "device"))
     with AnswerFile(table) as file, listen(args.host, args.port) as bound, Stopper() as stopper:
         pool = load_pool(folder, weights=weights, run=args.run, names=names, train=train)
         session = Session(pool, file, prefix=paths_in_table(root, table)[0], classes=names)

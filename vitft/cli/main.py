@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 
 from vitft.cli import output
-from vitft.cli.guide import COMMAND_GROUPS
+from vitft.cli.guide import COMMAND_GROUPS, MODULES
 from vitft.cli.output import StdoutLostError
 from vitft.cli.parser import Parser, add_command
 from vitft.system import console
@@ -143,6 +143,6 @@ def build_parser(command: str | None = None) -> Parser:
     for name, guide in (pair for group in COMMAND_GROUPS.values() for pair in group.items()):
         added = parser.add_command(name, guide.summary)
         if command in {None, name}:
-            importlib.import_module(f"vitft.cli.{name}")
+            importlib.import_module(f"vitft.cli.{MODULES.get(name, name)}")
             add_command(added, name)
     return parser

@@ -353,6 +353,11 @@ def add_command(parser: Parser, name: str) -> None:
             declared.add_to(parser.add_command(key.split()[1], declared.help), run)
 
 
+def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the values of those options that were used."""
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
+
+
 def _kind_of(declared: str, help_text: str) -> dict[str, Any]:
     """Return the properties for argparse of an argument, which is e.g. `--top-k K := 1`."""
     argument, _, default = declared.partition(" := ")

@@ -4,9 +4,9 @@ import argparse
 from dataclasses import replace
 
 from vitft.cli import output
-from vitft.cli.parser import Command
-from vitft.cli.table_settings import TABLE_SETTINGS, with_table_settings
+from vitft.cli.parser import Command, given
 from vitft.config.run import config_from_table
+from vitft.data.label_table import TABLE_SETTINGS, with_table_settings
 from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.text import count, shell_join
 
@@ -44,7 +44,7 @@ def _study_command(args: argparse.Namespace) -> int:
     settings = {
         "data": {"path": args.data},
         "weights": {"allow_pickle": args.allow_pickle},
-        "train": {k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None},
+        "train": given(args, "cache", "device"),
     }
     more = [name for name in BASELINES if name not in args.weights and not args.no_baselines]
     names, shots, seeds = [*args.weights, *more], args.shots, args.seeds

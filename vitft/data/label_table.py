@@ -9,11 +9,13 @@ import contextlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vitft.config.run import config_from_table, merge_settings, parse_setting
 from vitft.config.sections import DataSpec
 from vitft.data.image_table import JOINER, Images, Row, join_labels, label_names
 from vitft.data.parts import (
@@ -28,7 +30,7 @@ from vitft.data.parts import (
 from vitft.data.remote.copies import IndexReader, copy_of_table
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import PATH_COLUMNS, RowError, TableReader, base_folder, path_in
-from vitft.system.errors import DataError, RunError
+from vitft.system.errors import DataError, RunError, UsageError
 from vitft.system.structure import parse_json
 from vitft.system.text import count, listing, parse_time, shell_quote, unescape_formula
 
@@ -627,3 +629,24 @@ class _Table:
         if (boxes := self.box_columns()) and {*boxes} <= {*rest}:
             boxed = listing(boxes)
             yield f"not used: the boxes in {boxed} (vitft classifies whole images: crop first)"
+
+
+# the option `--set` of commands that read a table of labels but do not train ----------------------
+
+_OTHERS = ("labels", "separator", "root", "classes", "allow_private_addresses")
+TABLE_SETTINGS = (
+    *(key for role, key in SETTING_OF.items() if role != "time"),  # only for a split
+    *(f"data.{name}" for name in _OTHERS),
+)
+
+
+def with_table_settings(spec: DataSpec, texts: Iterable[str]) -> DataSpec:
+    """Return the settings updated with the values of `--set`, which must be for tables."""
+    settings = [parse_setting(text) for text in texts]
+    for key, _ in settings:
+        if key not in TABLE_SETTINGS:
+            raise UsageError(
+                f"{key} is not a setting for reading tables",
+                fix=f"use one of {', '.join(TABLE_SETTINGS)}",
+            )
+    return config_from_table(merge_settings({"data": asdict(spec)}, settings)).data

@@ -2,7 +2,6 @@
 
 import io
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
@@ -31,12 +30,6 @@ MEANINGS: Mapping[str, str] = {
     "attention": "receive more attention",
 }
 """What is true of the brighter parts of a map, by method."""
-_OTHER_NAMES: Mapping[str, str] = {
-    "relevance": "gradcam grad_cam cam lrp chefer gradient saliency",
-    "rollout": "attention_rollout attn_rollout abnar flow",
-    "attention": "attn attention_map attention_maps raw_attention",
-}
-"""Names in other tools of what is closest to each method."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +49,8 @@ class Method:
         choices = {"method": (self.name, METHODS), "fusion": (self.fusion, FUSIONS)}
         for kind, (value, known) in choices.items():
             if value not in known:
-                name, fix = re.sub(r"\W+", "_", value.lower()), f"use one of {', '.join(known)}"
-                near = [one for one in known if name in _OTHER_NAMES.get(one, "").split()]
-                if near:
-                    fix += f" ({near[0]} is the closest to {value})"
-                elif similar := suggest(value, known):
-                    fix = f"did you mean {similar[0]}? U{fix[1:]}"
-                raise UsageError(f"unknown {kind} {value!r}", fix=fix)
+                near = suggest(value, known)[:1] or [f"one of {', '.join(known)}"]
+                raise UsageError(f"unknown {kind} {value!r}", fix=f"use {near[0]}")
         if not 0 <= self.discard < 1:
             raise UsageError(
                 f"invalid discard {self.discard}",

@@ -24,16 +24,6 @@ EXPORT_FORMATS = {
 }
 """Mapping from format names, which are also the option names, to descriptions."""
 
-FOREIGN_FORMATS = {
-    "pytorch": "torch-export",
-    "pt": "torch-export",
-    "torchscript": "torch-export",
-    **dict.fromkeys(("coreml", "tflite", "litert", "executorch"), "torch-export"),
-    **dict.fromkeys(("openvino", "engine", "tensorrt", "trt"), "onnx"),
-    **dict.fromkeys(("tfjs", "js"), "transformers-js"),
-}
-"""Names of formats that vitft does not write, with the format that comes closest."""
-
 _NEEDED_EXTRAS = {
     "transformers": "transformers",
     "transformers-js": "onnx",

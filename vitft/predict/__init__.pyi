@@ -4,8 +4,8 @@ __all__: list[str]
 
 from .engine import Engine as Engine
 from .engine import NumpyEngine as NumpyEngine
+from .engine import OnnxEngine as OnnxEngine
 from .evaluation import evaluate as evaluate
-from .onnx_engine import OnnxEngine as OnnxEngine
 from .postprocess import Postprocess as Postprocess
 from .postprocess import Scores as Scores
 from .request import Marks as Marks

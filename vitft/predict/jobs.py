@@ -19,8 +19,7 @@ from vitft.messages.results import INTERVAL
 from vitft.models.card import lacks_card, open_checkpoint, sha256_of
 from vitft.models.find import find_model
 from vitft.predict.counts import COUNT_COLUMNS, Confusion, LabelledSample
-from vitft.predict.engine import FEW_IMAGES, Engine, NumpyEngine, Pipeline
-from vitft.predict.onnx_engine import OnnxEngine
+from vitft.predict.engine import FEW_IMAGES, Engine, NumpyEngine, OnnxEngine, Pipeline
 from vitft.predict.output import check_finished, check_output, predict_to_file
 from vitft.predict.postprocess import Postprocess, answer_groups
 from vitft.predict.request import FORMAT_OF_SUFFIX, PredictRequest

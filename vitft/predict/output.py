@@ -259,7 +259,7 @@ def _find_resume_point(
         file.seek(start)
         for number, (row, length) in enumerate(_read_rows(file, part), start=1):
             image = next(images, None)
-            wanted = image and _in_group(image.name, image.group)
+            wanted = None if image is None else _in_group(image.name, image.group)
             _check_name(part, number, _in_group(row.path, row.group), wanted)
             again, size = [*again, *filter(None, [image])], size + length
             if number % chunk == 0:

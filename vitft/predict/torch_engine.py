@@ -21,8 +21,7 @@ from vitft.models.checkpoint import build_model
 from vitft.models.find import find_model
 from vitft.models.pretrained.weights import load_classifier
 from vitft.models.timm_model import Model
-from vitft.predict.engine import Engine, Pipeline, Views
-from vitft.predict.onnx_engine import OnnxEngine
+from vitft.predict.engine import Engine, OnnxEngine, Pipeline, Views
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.request import not_for_graphs
 from vitft.predict.rows import Prediction

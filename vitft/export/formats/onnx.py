@@ -34,7 +34,7 @@ from vitft.export.trained import TrainedRun
 from vitft.metrics.outputs import Outputs
 from vitft.models.card import Card, add_graph_digest
 from vitft.models.find import ONNX_FILE, PROGRAM_FILE
-from vitft.predict.onnx_engine import OnnxEngine, open_session
+from vitft.predict.engine import OnnxEngine, open_session
 from vitft.system import console
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, write_json, writing

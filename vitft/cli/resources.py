@@ -1,14 +1,23 @@
-"""`vitft weights`: list, inspect and download pretrained weights."""
+"""`vitft weights`, `data`, `recipes` and `cache`: what a run needs besides your images."""
 
 import argparse
-from pathlib import Path
+import re
+import time
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from vitft.cli import output
 from vitft.cli.parser import Command
+from vitft.config.run import read_recipe, read_toml
+from vitft.data.archive import KNOWN_ARCHIVES
+from vitft.data.remote.copies import find_copies
+from vitft.data.web import DownloadLimits, is_url
 from vitft.models.pretrained.catalog import has_gpu
+from vitft.system.cores import cache_folder
 from vitft.system.errors import UsageError
-from vitft.system.text import duration
+from vitft.system.files import resource
+from vitft.system.text import count, duration, labelled, shell_quote
 
 
 @Command(
@@ -158,4 +167,121 @@ def _inspect_weights(args: argparse.Namespace) -> int:
         lines = inspect(args.file, classes=args.classes, **options)
     for line in lines:
         output.result(line)
+    return 0
+
+
+@Command(
+    "data fetch",
+    """
+name [NAME]  name of a known dataset (available: flower_photos)
+--url URL  URL of a .tar, .tar.gz or .zip file
+--out DIR  folder to create (default: ./NAME)
+--sha256 HEX  expected SHA-256 of the archive
+--allow-private-addresses
+""",
+    help="download an archive and unpack its image folder",
+)
+def _fetch_data(args: argparse.Namespace) -> int:
+    """Download and unpack an archive, and print a summary of its contents."""
+    from vitft.data.fetch import fetch_folder
+
+    name, url, sha256 = args.name, args.url, args.sha256
+    if name not in ((None, *KNOWN_ARCHIVES) if url else KNOWN_ARCHIVES):
+        fix = f"use a known dataset ({', '.join(KNOWN_ARCHIVES)}), or pass an address with --url"
+        raise UsageError(f"unknown dataset {name!r}" if name else "no dataset given", fix=fix)
+    if url is not None and not is_url(url):
+        fix = "use an address that starts with https:// or http://"
+        raise UsageError(f"{url!r} is not a web address", fix=fix)
+    if sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", sha256.lower()):
+        raise UsageError(f"invalid --sha256 {sha256!r}", fix="use 64 hexadecimal digits")
+    known_url, digest, about = KNOWN_ARCHIVES[name] if name else ("", "", "")
+    url = url or known_url
+    last = PurePosixPath(unquote(urlsplit(url).path)).name
+    last = re.sub(r"\.(tar|tgz|tar\.gz|zip)$", "", last, flags=re.IGNORECASE)
+    out = args.out or name or re.sub(r"[^\w.-]+", "_", last).strip("._")
+    if not out:
+        raise UsageError(f"cannot derive a folder name from {url}", fix="choose it with --out DIR")
+    target = Path(out).expanduser()
+    if not target.name or target.name == "..":
+        raise UsageError(f"invalid --out {args.out}", fix="use the name of a new folder")
+    if about:
+        output.note(f"{name}: {about}")
+    limits = DownloadLimits(allow_private=args.allow_private_addresses)
+    folder = fetch_folder(url, target, sha256=(sha256 or digest).lower(), limits=limits)
+    for text in folder.notes:
+        output.note(text)
+    images = count(len(folder.rows), "image")
+    output.result(f"{folder.root}: {images} {folder.outputs.scope}")
+    command = f"vitft finetune --data {shell_quote(str(folder.root))} --weights NAME"
+    output.note(labelled("Next", command))
+    return 0
+
+
+@Command(
+    "recipes",
+    """
+name [NAME]  name of a recipe to print (default: list all recipes)
+--format
+""",
+)
+def _recipes_command(args: argparse.Namespace) -> int:
+    """Print the list of recipes, or the text of one recipe."""
+    folder = resource("recipes")
+    if args.name is not None:
+        read_recipe(args.name)  # raises for an unknown name
+        path = folder / f"{args.name}.toml"
+        text = (path if path.is_file() else Path(args.name)).read_text(encoding="utf-8")
+        output.exact(text.rstrip("\n"))
+        return 0
+    known = {path.stem: read_toml(path)["recipe"] for path in sorted(folder.glob("*.toml"))}
+    if args.format == "json":
+        output.as_json(known)
+        return 0
+    for name, recipe in known.items():
+        output.result(f"{name}: {recipe['what']}")
+        for word, key in (("for", "for_whom"), ("result", "expected"), ("time", "time")):
+            output.result(f"  {word:<7} {recipe[key]}")
+        output.result(f"  {recipe['command']}")
+    output.note("to change a setting of a recipe: vitft finetune --recipe NAME --set KEY=VALUE")
+    return 0
+
+
+_FOLDER = "--cache DIR  folder of cached features (default: ~/.cache/vitft/features)"
+
+
+@Command("cache list", _FOLDER, help="list cached features and local copies of data")
+def _list_cache(args: argparse.Namespace) -> int:
+    """Print a table of the cached features and their total size."""
+    from vitft.features.cache import LIMIT_GB, default_folder, spaces
+
+    folder = Path(args.cache).expanduser() if args.cache else default_folder()
+    found, rows = spaces(folder), list[tuple[str, ...]]()
+    for space in found:
+        of, used = space.settings, time.strftime("%Y-%m-%d %H:%M", time.localtime(space.used))
+        what = (of.get("cut", of.get("what", "?")), of.get("prefix", "")[:12])
+        rows.append((*what, of.get("precision", ""), used, f"{space.size / 1e6:,.1f}"))
+    output.table(("contents", "prefix digest", "precision", "last used", "MB"), rows, numbers=1)
+    total = sum(space.size for space in found) / 1e9
+    output.result(f"{total:.2f} GB in {folder}, limit {LIMIT_GB:.0f} GB")
+    for place, copy in [] if args.cache else find_copies(cache_folder("data")):
+        fetched = sum(shard.size for shard in copy.shards if shard.file.startswith("shards/"))
+        images = count(copy.images, "image")
+        output.result(f"{fetched / 1e9:.2f} GB in {place}: {images} of {copy.data}")
+    return 0
+
+
+@Command(
+    "cache clean",
+    f"{_FOLDER}\n--to-gb GB := 0.0  target size of the cache in gigabytes (default: 0)",
+    help="delete all cached features, or only the least recently used ones",
+)
+def _clean_cache(args: argparse.Namespace) -> int:
+    """Delete the least recently used features until the cache is within the target size."""
+    from vitft.features.cache import default_folder, prune
+
+    if not args.to_gb >= 0:
+        raise UsageError(f"invalid --to-gb {args.to_gb}", fix="use a number of 0 or more")
+    folder = Path(args.cache).expanduser() if args.cache else default_folder()
+    freed = prune(folder, args.to_gb)
+    output.result(f"{freed / 1e6:,.1f} MB deleted")
     return 0
