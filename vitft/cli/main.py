@@ -102,30 +102,15 @@ def _run_command(arguments: list[str]) -> int:
         own = [word for word in arguments if word not in {"--debug", *_LOG_LEVELS}]
         chosen = parser.commands.get(command, parser)
         chosen.typed = own = chosen.with_images(own)
-        args = _parse(parser, chosen, own)
+        args, unknown = parser.parse_known_args(own)
+        if unknown:
+            chosen.error(f"unrecognized arguments: {unknown[0]}")
         with Stopper():  # on a signal, every command cleans up
             return args.command(args)
     except StdoutLostError:
         return 0
     except SystemExit as end:  # --help
         return end.code if isinstance(end.code, int) else 0
-
-
-def _parse(parser: Parser, chosen: Parser, arguments: list[str]) -> argparse.Namespace:
-    """Return the parsed arguments; an error hints at a file whose name begins with a hyphen."""
-    try:
-        args, unknown = parser.parse_known_args(arguments)
-        if unknown:
-            chosen.error(f"unrecognized arguments: {unknown[0]}")
-        return args
-    except UsageError:
-        for word in arguments:
-            if word.startswith("-") and os.path.lexists(word):
-                raise UsageError(
-                    f"{word} was taken for an option, because it begins with a hyphen",
-                    fix=f"to use the file or folder of this name, write ./{word}",
-                ) from None
-        raise
 
 
 def build_parser(command: str | None = None) -> Parser:

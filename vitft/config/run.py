@@ -8,7 +8,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -313,10 +312,8 @@ def read_recipe(name: str) -> dict[str, Any]:
         folder = resource("recipes")
         path = folder / f"{name}.toml"
         if not path.exists():
-            bundled, wanted = sorted(p.stem for p in folder.glob("*.toml")), Path(name)
-            near = suggest(wanted.stem, bundled)
-            if wanted.suffix == ".toml" and not near:
-                near = sorted(map(str, Path().glob(f"*/{escape(wanted.name)}")))
+            bundled = sorted(p.stem for p in folder.glob("*.toml"))
+            near = suggest(Path(name).stem, bundled)
             meant = f"did you mean {near[0]}? U" if near else "u"
             raise UsageError(
                 f"unknown recipe {name!r}: there is no such file",

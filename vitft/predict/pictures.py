@@ -92,13 +92,9 @@ def numbered_batches(
     if isinstance(given, np.ndarray) and given.dtype.kind in "UO":
         given = given.tolist()  # paths or images; a single one without dimensions
     if isinstance(given, Mapping) or hasattr(given, "columns"):  # a table of pandas or polars
-        names = getattr(given, "columns", given)
-        name = "path" if "path" in names else next(iter(names), "path")
-        one = f'{"df" if hasattr(given, "columns") else "images"}["{name}"]'
-        is_one = name not in names or isinstance(given[name], str | bytes | Image.Image)
         raise UsageError(
             f"images have unsupported type {type(given).__name__}",
-            fix=f"pass its images, e.g. {one if is_one else f'list({one})'}",
+            fix='pass its images, e.g. list(images["path"])',
         )
     is_array = isinstance(given, np.ndarray | torch.Tensor)
     kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
