@@ -59,12 +59,9 @@ def _label_command(args: argparse.Namespace) -> int:
         )
     check_port(args.port)
     if root.is_file():
-        is_table = root.suffix.lower() == ".csv"
         raise UsageError(
             f"{root} is a file, not a folder of images",
-            fix=f"to continue a table, run `vitft label FOLDER --out {shell_quote(str(root))}`"
-            if is_table
-            else "use a folder of image files, because arrays already contain labels",
+            fix="use a folder of image files, and --out TABLE to continue a table",
         )
     check_is_folder(root)
     _check_table(table, root, is_default=args.out == "labels.csv")

@@ -159,13 +159,13 @@ def table(
     title: str = "",
     numbers: int = 0,
     remarks: int = 0,
-    drop: Sequence[str | int] = (),
+    drop: Sequence[int] = (),
 ) -> None:
     """Print a table as a result; in a file or a pipe, each row is one line.
 
     The last columns are `numbers`, which are right-aligned, and then `remarks` in words. On a
     terminal that is too narrow, headings and text are wrapped between words, and then columns of
-    `drop` (headings or indices, the least important first) are left out.
+    `drop` (their indices, the least important first) are left out.
     """
     from rich.table import Table
     from rich.text import Text
@@ -179,7 +179,7 @@ def table(
     whole = (0, *are_numbers)  # wrapped names and numbers are hard to read
     for one in drop:
         if not _fitting_widths(cells, whole):
-            del cells[one if isinstance(one, int) else columns.index(one)]
+            del cells[one]
     widths = _fitting_widths(cells, whole) or _fitting_widths(cells, are_numbers)
     widths = widths or _fitting_widths(cells, whole, breaks_words=True)
     grid = Table(

@@ -32,7 +32,7 @@ def _report_command(args: argparse.Namespace) -> int:
     from vitft.report.run_page import write_report
 
     run = find_run(args.run)
-    out = new_page(args.out) if args.out else None
+    out = _new_page(args.out) if args.out else None
     if args.charts:
         folder = plan_run(args.charts, "", name="charts")
         for name in write_charts(run, folder):
@@ -42,7 +42,7 @@ def _report_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def new_page(name: str, also: str = "") -> Path:
+def _new_page(name: str, also: str = "") -> Path:
     """Return the path of a page to write, after checking that it can be created.
 
     `also` is the suffix of figures that can be written instead, e.g. ".png".
@@ -69,7 +69,7 @@ runs RUN ...  two or more run directories, e.g. runs/*
 )
 def _compare_command(args: argparse.Namespace) -> int:
     """Compare the runs, print a table or JSON, and write the page or figure if it has a name."""
-    out = new_page(args.out, also=".png") if args.out else None
+    out = _new_page(args.out, also=".png") if args.out else None
     is_figure = out is not None and out.suffix.lower() == ".png"
     if is_figure:
         require_extra("plots", feature="a figure of the comparison")

@@ -76,7 +76,7 @@ def _list_weights(args: argparse.Namespace) -> int:
         output.note("no account is required. `vitft weights list --all` lists the whole catalogue")
     else:
         headings = ("name", "trained on", "licence", "classes", "px")
-        output.table(headings, rows, numbers=2, drop=("px", "classes", "trained on"))
+        output.table(headings, rows, numbers=2, drop=(4, 3, 1))
         output.note("none of these files is gated: no account is required")
     return 0
 
