@@ -33,8 +33,7 @@ from vitft.metrics.calibration import (
     softmax,
 )
 from vitft.metrics.outputs import Outputs
-from vitft.predict.sets import SetLimits
-from vitft.predict.threshold import Answers, certain_cover, smallest_cover
+from vitft.predict.threshold import Answers, SetLimits, certain_cover, smallest_cover
 
 CONFIDENCE = 0.95
 Array = np.ndarray[Any, Any]

@@ -12,8 +12,8 @@ from .request import Marks as Marks
 from .rows import Prediction as Prediction
 from .rows import RowFormat as RowFormat
 from .rows import text_lines as text_lines
-from .sets import SetLimits as SetLimits
 from .threshold import Answers as Answers
+from .threshold import SetLimits as SetLimits
 from .threshold import certain_cover as certain_cover
 from .threshold import choose_label_thresholds as choose_label_thresholds
 from .threshold import choose_threshold as choose_threshold

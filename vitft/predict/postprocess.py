@@ -124,7 +124,7 @@ class Postprocess:
         for option in of_classes:
             self.outputs.require_one_class(option)
         if marks.coverage is not None:
-            from vitft.predict.sets import choose_set_limits  # imports this module and simplejpeg
+            from vitft.predict.threshold import choose_set_limits  # imports this module
 
             limits, text = choose_set_limits(run, marks.coverage)
             log.info(text)
