@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from vitft.config.sections import DataSpec
 from vitft.data.groups import with_group_by
@@ -70,7 +70,7 @@ class Marks:
             if 50 <= value < 100 or (value == 100 and not below):
                 fix = f"use --{name} {value / 100:g} for {value:g}%"
             raise UsageError(f"invalid --{name} {value:g}", fix=fix)
-        given = {f"--{f.name.replace('_', '-')}" for f in fields(self) if self._has(f)}
+        given = {f"--{f.name.replace('_', '-')}" for f in fields(self) if getattr(self, f.name)}
         for option, example in _NEEDS.items():
             needed = example.split()[0]
             if option in given and needed not in given:
@@ -80,11 +80,6 @@ class Marks:
             if {one, other} <= given:
                 problem = f"{one} and {other} cannot be used together"
                 raise UsageError(problem, fix="remove one of them")
-
-    def _has(self, option: "Field[Any]") -> bool:
-        """Return whether an option differs from its default."""
-        value = getattr(self, option.name)
-        return option.default is not MISSING and value != option.default
 
     @property
     def guarantees(self) -> list[str]:
