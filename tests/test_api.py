@@ -103,7 +103,7 @@ def test_the_methods_of_the_command_are_those_of_explain(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "rollot"}, "did you mean rollout"),
+        ({"method": "rollot"}, "use rollout"),
         ({"method": "rollout", "about": "red"}, '^about has no effect with method="rollout"'),
         ({"block": 1}, '^block has no effect .*\n.* or use method="attention"$'),
         ({"method": "attention", "block": 99}, "no block 99\n  fix: use a block from 0 to 1$"),
