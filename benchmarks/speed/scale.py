@@ -83,6 +83,8 @@ def main() -> None:
     parser.add_argument("--distinct", type=int, default=2000)
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if len(args.images) < 2:
+        parser.error("two numbers of images are compared: --images 10000 100000")
     if args.make is not None:  # in a process of its own: a child's peak counts from its parent's
         tiny_weights(args.make)
         return
