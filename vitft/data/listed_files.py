@@ -22,7 +22,7 @@ from vitft.data.walk import Walk, is_surely_no_image
 from vitft.data.web import is_url
 from vitft.system.console import visible
 from vitft.system.errors import DataError, ImageError
-from vitft.system.suggest import folded, near_paths
+from vitft.system.suggest import folded, near_path
 from vitft.system.text import count, describe_os_error, listing, redacted, shell_quote
 
 if TYPE_CHECKING:  # it imports numpy
@@ -193,7 +193,7 @@ def warn_of_misspelt(names: Iterable[str]) -> None:
     """Log, for the first paths that do not exist, the paths that were probably meant, if any."""
     found = ((name, near) for name in names if (near := _probably_meant(name)))
     for name, near in islice(found, _MOST_WARNED):
-        log.warning(f"{visible(name)} not found: did you mean {visible(' or '.join(near))}?")
+        log.warning(f"{visible(name)} not found: did you mean {visible(str(near))}?")
 
 
 def is_missing(name: str) -> bool:
@@ -217,19 +217,19 @@ def check_some_exist(names: Sequence[str]) -> None:
         problem = f"{redacted(names[0])} is a web address, but this command reads local images"
         fix = "download the image first, or use `vitft predict`, which also reads web addresses"
         raise DataError(problem, fix=fix)
-    near = " or ".join(_probably_meant(names[0]))
+    near = _probably_meant(names[0])
     several = len(names) > 1
     fix = f"check the path{'s' * several}{f': did you mean {near}?' if near else ''}"
     raise DataError(f"{listing(names, most=2)} {'do' if several else 'does'} not exist", fix=fix)
 
 
-def _probably_meant(name: str) -> list[str]:
-    """Return the existing paths that a path of an image or folder probably meant, if missing."""
+def _probably_meant(name: str) -> Path | None:
+    """Return the existing path that a missing path of an image or folder probably meant, if any."""
     if not name or os.path.lexists(name):
-        return []
-    near, wants_file = list[Path](), bool(Path(name).suffix)
+        return None
+    near = None
     with contextlib.suppress(OSError, ValueError):  # impossible names, closed folders
-        near = near_paths(
+        near = near_path(
             Path(name), lambda entry: entry.is_dir() or not is_surely_no_image(entry.name)
         )
-    return [str(path) for path in near if path.is_file() or not wants_file]
+    return near if near and (near.is_file() or not Path(name).suffix) else None

@@ -1,7 +1,6 @@
 """Search for a trained model in a run directory, an exported folder, a file or a hub repository."""
 
 import os
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -19,37 +18,14 @@ from vitft.system.rundir import (
     suggest_runs,
     unfinished_run,
 )
-from vitft.system.suggest import near_paths
+from vitft.system.suggest import near_path
 from vitft.system.text import listing, shell_quote
 
 ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "model.pt2"
 PAGE_FILE = "index.html"
 SPECIFICATION_FILE = "preprocessing.json"
-_USE_RUN = "use the run directory, or an export made with --onnx, --timm or --transformers"
-_FINETUNE = "use it as pretrained weights: vitft finetune --data DIR --weights FILE"
-_FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
-    ".onnx": (
-        "an ONNX graph, which only `vitft predict`, `evaluate` and `serve` can run",
-        "use the run directory, or an export made with --safetensors, --timm or --transformers",
-    ),
-    ".pt2": (
-        "a torch.export program, which vitft cannot run",
-        "use the run directory, or an export made with --onnx",
-    ),
-    ".html": (
-        "a web page, to be opened in a browser",
-        f"open it in a browser, and here, {_USE_RUN}",
-    ),
-    SPECIFICATION_FILE: ("the preprocessing of a model without the model", _USE_RUN),
-    **dict.fromkeys(
-        PICKLE_SUFFIXES,
-        ("a Python pickle, which does not contain class names", f"{_FINETUNE} --allow-pickle"),
-    ),
-    ".npz": ("a NumPy archive, which does not contain class names", _FINETUNE),
-}
-"""Description and fix for each kind of exported file that is not a checkpoint, keyed by suffix or
-name. In the fix, FILE stands for the path."""
+_USE_RUN = "use the run directory, or an export made with --safetensors, --timm or --transformers"
 
 
 def find_model(run: str | None, *, graphs: bool = False) -> Path:
@@ -74,18 +50,10 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
         found = next((path / name for name in names if (path / name).is_file()), path)
         if found.parent != path / "onnx" or len(_inner_models(path, graphs=True)) == 1:
             path = found  # else a folder of several exports
-    kind = path.name if path.name == SPECIFICATION_FILE else path.suffix.lower()
     if run is not None and path.is_file() and (data := mistaken_data(path)):
         raise _no_model_but_data(run, data)
-    if path.is_file() and kind in _FOREIGN_MODELS and not (graphs and kind == ".onnx"):
-        what, fix = _FOREIGN_MODELS[kind]
-        raise RunError(f"{path} is {what}", fix=fix.replace("FILE", shell_quote(str(path))))
     if path.is_file():
-        if kind not in (".safetensors", ".onnx") and weight_format(path) != "safetensors":
-            raise RunError(
-                f"{path} is not a checkpoint",
-                fix=f"use a run directory, or the file {MODEL} in it",
-            )
+        _check_format(path, graphs=graphs)
         return path
     if run is None:
         stopped = unfinished_run()
@@ -103,6 +71,23 @@ def find_model(run: str | None, *, graphs: bool = False) -> Path:
     raise _missing_model(run, path, graphs=graphs)
 
 
+def _check_format(path: Path, *, graphs: bool) -> None:
+    """Raise a RunError unless a file is a checkpoint or, with `graphs`, an ONNX graph."""
+    suffix, quoted = path.suffix.lower(), shell_quote(str(path))
+    if suffix == ".onnx" and not graphs:
+        which = "only `vitft predict`, `evaluate` and `serve` can run"
+        raise RunError(f"{path} is an ONNX graph, which {which}", fix=_USE_RUN)
+    if suffix in (".npz", *PICKLE_SUFFIXES):
+        option = " --allow-pickle" * (suffix != ".npz")
+        raise RunError(
+            f"{path} is a file of weights that contains no class names",
+            fix=f"fine-tune them: vitft finetune --data DIR --weights {quoted}{option}",
+        )
+    if suffix not in (".safetensors", ".onnx") and weight_format(path) != "safetensors":
+        fix = f"use a run directory, or the file {MODEL} in it"
+        raise RunError(f"{path} is not a checkpoint", fix=fix)
+
+
 def _missing_model(run: str, path: Path, *, graphs: bool) -> RunError:
     """Return the error for `run` if `path`, which it denotes, is not a file and has no model."""
     entry, is_timm = entries_by_name().get(run), run.startswith("timm:") and not path.exists()
@@ -115,13 +100,12 @@ def _missing_model(run: str, path: Path, *, graphs: bool) -> RunError:
     inner = _inner_models(path, graphs=graphs)
     if not inner and (data := mistaken_data(path)):
         return _no_model_but_data(run, data)
-    near = [] if path.exists() else near_paths(path, os.DirEntry.is_dir)
-    near = [found for found in near if model_files(found)]
+    near = None if path.exists() else near_path(path, os.DirEntry.is_dir)
     if inner:
         folders = listing((f"--run {shell_quote(str(folder))}" for folder in inner), 9)
         fix = f"use one of the folders in it: {folders}"
-    elif near:
-        fix = f"did you mean --run {shell_quote(str(near[0]))}?"
+    elif near and model_files(near):
+        fix = f"did you mean --run {shell_quote(str(near))}?"
     else:
         other = f"use a run directory that contains {MODEL}, or the file itself"
         fix = suggest_runs(run, otherwise=other)

@@ -101,8 +101,16 @@ _TIMM_ACTIVATIONS: Mapping[str, Activation] = {
     "QuickGELU": "quick_gelu",
 }
 """Mapping from the class names of timm's activation functions to vitft's names."""
-_TIMM_NORMS = ("LayerNorm", "LayerNormFp32", "RmsNorm")  # supported classes
-_ROPES = ("RotaryEmbeddingDinoV3", "RotaryEmbeddingCat")  # supported kinds
+_TIMM_LAYERS = frozenset(
+    {
+        "Attention", "AttentionPoolLatent", "AttentionRope", "Block", "Conv2d", "DropPath",
+        "Dropout", "Eva", "EvaAttention", "EvaBlock", "GELU", "GELUTanh", "GluMlp", "Identity",
+        "LayerNorm", "LayerNormFp32", "LayerScale", "Linear", "Mlp", "ModuleList", "PatchEmbed",
+        "QuickGELU", "RmsNorm", "RotaryEmbeddingCat", "RotaryEmbeddingDinoV3", "Sequential",
+        "SiLU", "SwiGLU", "VisionTransformer", "VisionTransformerDistilled",
+    }
+)  # fmt: skip
+"""Class names of the layers of timm's Vision Transformers that vitft's own model has, too."""
 
 
 @functools.cache
@@ -165,41 +173,27 @@ def network_config(net: Any) -> ViTConfig:  # noqa: ANN401 - timm's type
 
 def _hidden_parts(net: Any) -> Mapping[str, bool]:  # noqa: ANN401
     """Return which unsupported parts, of those that no tensor shows, a timm network has."""
-    block, pool = net.blocks[0], net.global_pool
-    if (kind := type(block).__name__) not in ("Block", "EvaBlock"):
-        return {f"an unsupported kind of block ({kind})": True}
-    attention, mlp, patch = block.attn, block.mlp, net.patch_embed
-    rope: Any = getattr(net, "rope", None)
-    pooling: Any = getattr(net, "attn_pool", None)
-    parts = (rope, attention, mlp, getattr(mlp, "act", None), pooling)
-    rope_kind, attention_kind, mlp_kind, activation, pool_kind = (type(p).__name__ for p in parts)
-    is_gated = mlp_kind == "SwiGLU" or (mlp_kind == "GluMlp" and not mlp.gate_last)
-    activations = {"SiLU"} if is_gated else {*_TIMM_ACTIVATIONS}
-    has_prefix = getattr(net, "pool_include_prefix", None)
-    layers: list[Any] = [module for module in net.modules() if hasattr(module, "eps")]
-    norms = {type(layer).__name__ for layer in layers}
-    is_rms = norms == {"RmsNorm"}
+    if odd := {type(module).__name__ for module in net.modules()} - _TIMM_LAYERS:
+        return {f"unsupported layers ({', '.join(sorted(odd))})": True}
+    mlp, pool, pooling = net.blocks[0].mlp, net.global_pool, getattr(net, "attn_pool", None)
+    activation, is_gated = type(mlp.act).__name__, type(mlp).__name__ != "Mlp"
+    pools_prefix = getattr(net, "pool_include_prefix", None)
+    norms: list[Any] = [module for module in net.modules() if hasattr(module, "eps")]
+    kinds = {(type(norm).__name__, getattr(norm, "bias", None) is None) for norm in norms}
     return {
-        f"an unsupported kind of rotary position embeddings ({rope_kind})": rope is not None
-        and rope_kind not in _ROPES,
-        "no position embeddings": net.pos_embed is None and rope is None,
-        "a convolutional stem": not hasattr(patch, "proj") or _is_module(patch, "backbone"),
-        f"an unsupported kind of attention ({attention_kind})": attention_kind
-        not in ("Attention", "AttentionRope", "EvaAttention"),
-        f"an unsupported kind of MLP ({mlp_kind})": mlp_kind != "Mlp" and not is_gated,
-        f"the activation {activation}": activation not in activations,
-        f"an unsupported kind of attention pooling ({pool_kind})": pooling is not None
-        and pool_kind != "AttentionPoolLatent",
+        "no position embeddings": net.pos_embed is None and getattr(net, "rope", None) is None,
+        "gates that follow the values in the MLP": getattr(mlp, "gate_last", False),
+        f"the activation {activation}": activation
+        not in ({"SiLU"} if is_gated else _TIMM_ACTIVATIONS),
         "attention pooling of the patches only": pooling is not None
         and net.num_prefix_tokens > 0
-        and has_prefix is False,
+        and pools_prefix is False,
         f"{pool} pooling": pool not in ("token", "avg", "map"),
         "a norm after class token pooling": pool != "avg" and _is_module(net, "fc_norm"),
-        "a mean that includes the prefix tokens": pool == "avg" and bool(has_prefix),
-        f"an unsupported set of normalisation layers ({', '.join(sorted(norms))})": len(norms) > 1
-        or not norms <= {*_TIMM_NORMS}
-        or any((getattr(layer, "bias", None) is None) is not is_rms for layer in layers),
-        "normalisation layers with different eps": len({layer.eps for layer in layers}) > 1,
+        "a mean that includes the prefix tokens": pool == "avg" and bool(pools_prefix),
+        "an unsupported set of normalisation layers": len(kinds) > 1
+        or any((name == "RmsNorm") is not lacks_bias for name, lacks_bias in kinds),
+        "normalisation layers with different eps": len({norm.eps for norm in norms}) > 1,
     }
 
 

@@ -42,7 +42,7 @@ from .signals import Stopper as Stopper
 from .structure import StructureError as StructureError
 from .structure import parse_json as parse_json
 from .structure import structured as structured
-from .suggest import near_paths as near_paths
+from .suggest import near_path as near_path
 from .tensors import map_tensors as map_tensors
 from .tensors import read_header as read_header
 from .tensors import read_npy as read_npy

@@ -152,18 +152,15 @@ _RUNNING: list[tuple[threading.Event, threading.Thread]] = []
 
 
 @contextlib.contextmanager
-def quiet_step(
-    label: str, *, after: float = _QUIET_S, level: int = logging.INFO, spins: bool = True
-) -> Iterator[None]:
+def quiet_step(label: str, *, after: float = _QUIET_S) -> Iterator[None]:
     """Show that a step without a count is running if it takes longer than `after` seconds.
 
-    A terminal shows a spinner if `spins`. Otherwise, the log has a line at `level`, and then one
-    every few seconds.
+    A terminal shows a spinner. Otherwise, the log has a line, and then one every few seconds.
     """
     started, ended = time.monotonic(), threading.Event()
-    is_live = spins and shows_notes() and _log_stream().isatty()
+    is_live = shows_notes() and _log_stream().isatty()
     if not (after or is_live):
-        log.log(level, label)
+        log.info(label)
 
     def show() -> None:
         if ended.wait(after):
@@ -174,7 +171,7 @@ def quiet_step(
             with stderr().status(escape(label)):
                 ended.wait()
         elif after:
-            log.log(level, label)
+            log.info(label)
         while not ended.wait(_PLAIN_INTERVAL_S):
             log.info(f"{label}: still running after {time.monotonic() - started:.0f} s")
 

@@ -10,10 +10,11 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 
-from vitft.system.console import quiet_step
 from vitft.system.errors import UsageError
 from vitft.system.signals import EXIT_SIGNALS, exit_at_once, signal_handlers
 from vitft.system.text import shell_join
+
+log = logging.getLogger(__name__)
 
 EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
     "heic": ("pillow_heif",),
@@ -80,24 +81,19 @@ def missing_library_command(reason: str) -> str:
 def heavy_imports(step: str = "loading PyTorch", level: int = logging.INFO) -> Iterator[None]:
     """Disable garbage collection while the block imports torch, and exit at once on a signal.
 
-    The import takes seconds, so one process of a job logs `step` at once, and then a line every few
-    seconds; a spinner would leave the terminal without a cursor if a signal ended the process.
-    The import creates half a million objects, which are never collected but which the garbage
-    collector would scan repeatedly: without it, the import takes a third less time.
+    The import takes seconds, so one process of a job logs `step`. The import creates half a million
+    objects, which are never collected but which the garbage collector would scan repeatedly:
+    without it, the import takes a third less time.
     An exception raised by a signal handler during the import would abort the process.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
         return
-    is_first = os.environ.get("RANK", "0") == "0"
+    if os.environ.get("RANK", "0") == "0":
+        log.log(level, step)
     gc.disable()
     try:
-        with (
-            quiet_step(step, after=0, level=level, spins=False)
-            if is_first
-            else contextlib.nullcontext(),
-            signal_handlers(exit_at_once, EXIT_SIGNALS),
-        ):
+        with signal_handlers(exit_at_once, EXIT_SIGNALS):
             yield
     finally:
         gc.freeze()

@@ -5,7 +5,6 @@ import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable
 from difflib import SequenceMatcher, get_close_matches
-from itertools import chain, islice
 from pathlib import Path
 
 
@@ -33,38 +32,34 @@ def _form(name: str) -> str:
 
 # existing paths that were probably meant by a path that does not exist ----------------------------
 
-_MAX_FOLDERS, _MAX_FOUND = 200, 3
-"""Maximum number of folders in which a name is searched, and of paths to suggest."""
 _SHORT, _SIMILAR = 4, 0.66
 """Number of characters up to which another letter makes another word; minimum ratio of difflib."""
 
 _Accept = Callable[["os.DirEntry[str]"], bool]
 
 
-def near_paths(path: Path, accept: _Accept) -> list[Path]:
-    """Return existing paths that were probably meant by `path`, which does not exist.
+def near_path(path: Path, accept: _Accept) -> Path | None:
+    """Return the existing path that was probably meant by `path`, which does not exist, if any.
 
-    First choice: the first missing part is replaced with the name in the same folder of which it is
-    probably a misspelling, and so on for the remaining parts. Second choice: see `_namesakes`,
-    unless the name is a number, which is not unique enough.
+    The first missing part is replaced with the name in the same folder of which it is probably a
+    misspelling, and so on for the remaining parts.
     """
     parent = path.parent
     while not parent.is_dir() and parent != parent.parent:
         parent = parent.parent
     missing, *rest = path.relative_to(parent).parts
     entries = entries_of(parent, os.DirEntry.is_dir if rest else accept)
-    if name := misspelt_name(missing, [entry.name for entry in entries]):
-        found = parent / name
-        whole = found.joinpath(*rest)
-        return [whole] if whole.exists() else near_paths(whole, accept) or [found]
-    if without_suffix(path.name).isdecimal():
-        return []
-    return _namesakes(parent, folded(path.name), accept)
+    name = misspelt_name(missing, [entry.name for entry in entries])
+    if name is None:
+        return None
+    found = parent / name
+    whole = found.joinpath(*rest)
+    return whole if whole.exists() else near_path(whole, accept) or found
 
 
 def path_fix(path: Path, accept: _Accept, *, otherwise: str = "") -> str:
     """Return the fix for a missing path: a similar path, or else where it was expected."""
-    if near := " or ".join(map(str, near_paths(path, accept))):
+    if near := near_path(path, accept):
         return f"check the path: did you mean {near}?"
     where = "" if path.is_absolute() else f" (it is relative to the current folder, {Path.cwd()})"
     return f"check the path{where}{f', {otherwise}' * bool(otherwise)}"
@@ -115,25 +110,6 @@ def without_suffix(name: str) -> str:
     """Return a name without a suffix of letters and digits, such as `.jpg` or `.mp4`."""
     stem, _, suffix = name.rpartition(".")
     return stem if stem and re.fullmatch(r"[^\W\d]\w{0,8}", suffix) else name
-
-
-def _namesakes(parent: Path, name: str, accept: _Accept) -> list[Path]:
-    """Return entries with a name (see `folded`) up to two levels below a folder, or next to it."""
-
-    def subfolders(folder: Path) -> list[Path]:
-        found = entries_of(folder, lambda entry: entry.is_dir(follow_symlinks=False))
-        return [folder / entry.name for entry in found]
-
-    below = subfolders(parent)
-    above = Path(os.pardir) / parent if str(parent) == os.curdir else parent.parent
-    folders = chain(below, [above], (deeper for folder in below for deeper in subfolders(folder)))
-    found = (
-        folder / entry.name
-        for folder in islice(folders, _MAX_FOLDERS)
-        for entry in entries_of(folder, accept)
-        if folded(entry.name) == name
-    )
-    return [*islice(found, _MAX_FOUND)]
 
 
 def entries_of(folder: Path, accept: _Accept) -> list["os.DirEntry[str]"]:

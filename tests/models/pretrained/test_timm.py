@@ -46,14 +46,6 @@ def test_an_old_jx_file_keeps_its_pre_logits_or_drops_them(tmp_path: Path, image
     assert not dropped(images).any()  # a zero head
 
 
-def test_the_digits_in_the_name_of_a_published_file_are_those_of_its_digest(tmp_path: Path) -> None:
-    file = tmp_path / "jx_vit_base_patch16_224_in21k-e5005f0a.pth"
-    torch.save(random_weights(CONFIG), file)
-
-    with pytest.raises(WeightsError, match=r"is not the published file .*: its sha256 starts with"):
-        load_pretrained(file, allow_pickle=True)
-
-
 @torch.no_grad()
 def test_another_image_size_computes_what_timm_computes(tmp_path: Path) -> None:
     small = random_timm("vit_tiny_patch16_224", 64, **SMALL)
@@ -125,7 +117,7 @@ def test_a_swiglu_mlp_is_recognised_by_its_shapes(names: tuple[str, str], tmp_pa
     model, report = load_pretrained(tmp_path)
 
     assert model.config.gated_mlp
-    assert "SwiGLU" in report.architecture
+    assert "gated_mlp=True" in report.architecture
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in state.items())
 
 

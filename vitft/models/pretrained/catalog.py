@@ -27,13 +27,11 @@ from vitft.models.vit_config import SIZES, frozen_blocks
 from vitft.system.cores import usable_cores
 from vitft.system.errors import UsageError, WeightsError
 from vitft.system.files import (
-    CHECKSUM_SUFFIXES,
-    INDEX_SUFFIX,
     WEIGHT_SUFFIXES,
     resource,
     weight_format,
 )
-from vitft.system.suggest import near_paths, path_fix, suggest
+from vitft.system.suggest import near_path, path_fix, suggest
 from vitft.system.tensors import read_header
 from vitft.system.text import count, duration, listing, shell_quote
 
@@ -480,7 +478,7 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
     if file_and_part(path)[0].exists():
         return check_weight_file(path)
     is_name = isinstance(name_or_path, str) and not name.startswith((".", "~", os.sep))
-    is_misspelt = bool(path.suffix and near_paths(path, _may_be_weights))
+    is_misspelt = bool(path.suffix and near_path(path, _may_be_weights))
     is_file = path.suffix.lower() in _FILE_SUFFIXES or is_misspelt
     if not is_name or name.endswith(os.sep) or is_file:
         raise WeightsError(
@@ -496,11 +494,10 @@ def _weights_in_folder(path: Path) -> Path:
     """Return a folder's weight file: model.safetensors, or the only one of the best format."""
     with os.scandir(path) as found:
         entries = sorted(entry.name + "/" * entry.is_dir() for entry in found)
-    parts = re.compile(r"-\d+-of-\d+\.")  # of which only their index counts
     training = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|random_states)")
-    names = [n for n in entries if n.lower().endswith((*WEIGHT_SUFFIXES, ".tar", INDEX_SUFFIX))]
-    names = [n for n in names if not parts.search(n) and not training.match(n)]
-    for pattern in ("model.safetensors", "*.safetensors*", "pytorch_model.bin", "*"):
+    names = [n for n in entries if n.lower().endswith((*WEIGHT_SUFFIXES, ".tar"))]
+    names = [n for n in names if not training.match(n)]
+    for pattern in ("model.safetensors", "*.safetensors", "pytorch_model.bin", "*"):
         files = fnmatch.filter(names, pattern)
         if len(files) == 1:
             return check_weight_file(path / files[0])
@@ -585,12 +582,6 @@ def check_weight_file(path: Path, *, allow_pickle: bool | None = True) -> Path:
         raise WeightsError(
             f"{file} is not a regular file" if file.exists() else f"weights not found: {file}",
             fix="check the path of the weight file",
-        )
-    if file.suffix.lower() in CHECKSUM_SUFFIXES:
-        other = file.with_suffix("")
-        raise WeightsError(
-            f"{file} is not a weight file, but the checksum file of {other.name}",
-            fix=f"use {other}" if other.is_file() else "use the weight file to which it belongs",
         )
     if data := mistaken_data(file):
         problem = f"{file} is {data[0]}, not a weight file"

@@ -112,16 +112,6 @@ _OTHER_WEIGHTS = (
     "use timm:NAME=FILE with timm's name for the model, or the weights of a plain Vision "
     "Transformer, e.g. one listed by `vitft weights list`"
 )
-_LIKELY_CAUSES = {
-    "gamma": "LayerScale under an unknown name",
-    "MAPHead": "attention pooling under names other than timm's",
-    "backbone": "a convolutional stem that is not Google's ResNet, or a missing vitft card",
-    "relative_position": "relative position biases, as in BEiT",
-    "lora_": "LoRA adapters that are not merged with the weights",
-    "q_norm": "normalised queries and keys",
-    "rope": "learned rotary position embeddings",
-    "_proj.": "queries, keys and values that do not match",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,15 +308,8 @@ def _rename_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def refuse_unmapped(names: Iterable[str]) -> None:
     """Raise a WeightsError if there are tensors that have no counterpart in vitft."""
-    unknown = sorted(names)
-    if not unknown:
-        return
-    found = (cause for sign, cause in _LIKELY_CAUSES.items() if any(sign in n for n in unknown))
-    cause = next(found, None)
-    raise WeightsError(
-        f"unknown tensors: {first_five(unknown)}" + (f" (this suggests {cause})" if cause else ""),
-        fix=_OTHER_WEIGHTS,
-    )
+    if unknown := sorted(names):
+        raise WeightsError(f"unknown tensors: {first_five(unknown)}", fix=_OTHER_WEIGHTS)
 
 
 # conversion of tensor names and layouts between timm's EVA models and vitft -----------------------

@@ -118,7 +118,7 @@ def _describe(config: AnyConfig) -> str:
         parts.append(count(config.heads, "head"))
     for one in fields(config):
         if one.name not in _DESCRIBED and (value := getattr(config, one.name)) != one.default:
-            parts.append("rotary positions" if one.name == "rope" else f"{one.name} {value}")
+            parts.append("rotary positions" if one.name == "rope" else f"{one.name}={value}")
     return ", ".join(parts)
 
 

@@ -52,6 +52,7 @@ from vitft.system.structure import Natural
 from vitft.system.text import count, distinct_names, labelled, shell_quote
 
 _Heads = Annotated[int, Meta(ge=0, le=1024)]
+_ClassNames = Annotated[tuple[str, ...], Meta(max_length=1_000_000)]
 _PIL_FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as in transformers
 _ACTIVATION_NAMES: Mapping[str, Activation] = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
@@ -208,18 +209,9 @@ def _hf_pixels(processor: JsonTable) -> dict[str, Any]:
 def _stated_classes(table: JsonTable, key: str) -> tuple[str, ...]:
     """Return class names from a list or {"0": name, ...}, or () if `key` is absent."""
     value = table.values.get(key)
-    if value is None:
-        return ()
     if isinstance(value, dict):
         value = [value.get(str(i)) for i in range(len(value))]
-    is_list = isinstance(value, list) and len(value) <= 1_000_000
-    if not is_list or not all(isinstance(item, str) for item in value):
-        raise WeightsError(
-            f"{table.path}: {key} is not a list of class names, or class names for 0, 1, 2 and so "
-            "on",
-            fix="correct or remove the file",
-        )
-    return tuple(value)
+    return JsonTable(table.path, {key: value}).get(key, _ClassNames) or ()
 
 
 def _stated_activation(table: JsonTable, key: str) -> Activation | None:
