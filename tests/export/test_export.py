@@ -225,7 +225,7 @@ def test_a_missing_library_is_named_with_the_extra_that_brings_it(
     with pytest.raises(UsageError, match="export --int8 needs not_a_library") as caught:
         plan_export(["int8"], None)
 
-    assert caught.value.fix.startswith("run pip install 'onnx>=")
+    assert caught.value.fix.startswith("run pip install onnx ")
 
 
 def test_a_push_without_a_token_is_refused_before_anything_is_written(

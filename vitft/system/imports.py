@@ -6,7 +6,6 @@ import gc
 import importlib.util
 import logging
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 
@@ -50,21 +49,11 @@ def require_extra(extra: str, *, feature: str, libraries: tuple[str, ...] = ()) 
     UsageError is the command that installs it.
     """
     needed = libraries or EXTRA_LIBRARIES[extra]
-    missing = [m for m in needed if importlib.util.find_spec(m) is None]
-    if not missing:
-        return
-    from importlib import metadata
-
-    stated = list[str]()
-    with contextlib.suppress(metadata.PackageNotFoundError):  # vitft is not installed
-        stated = metadata.requires("vitft") or []
-    pattern = re.compile(rf"([^;]+?)\s*;.*\bextra == ['\"]{extra}['\"]")
-    packages = [match[1] for match in map(pattern.match, stated) if match]
-    unknown = [library.replace("_", "-") for library in EXTRA_LIBRARIES[extra]]
-    raise UsageError(
-        f"{feature} needs {missing[0]}, which is not installed",
-        fix=install_command(packages or unknown),
-    )
+    if missing := [m for m in needed if importlib.util.find_spec(m) is None]:
+        packages = (library.replace("_", "-") for library in EXTRA_LIBRARIES[extra])
+        raise UsageError(
+            f"{feature} needs {missing[0]}, which is not installed", fix=install_command(packages)
+        )
 
 
 def install_command(packages: Iterable[str]) -> str:

@@ -56,9 +56,7 @@ _DESCRIBED = (
     *("mlp_ratio", "norm_eps", "drop_path"),
 )
 """Settings of a ViT that a description states in another way, or does not state."""
-_GIVEN = "given by --mean and --std"
 _Sides = int | tuple[int, int] | None  # pixels; None for the size used in training
-_Statistics = tuple[float, ...] | None  # per channel; None for those of pretraining
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,13 +239,12 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         pool=source.pool if pool is None else pool,
         drop_path=drop_path,
     )
-    # The evaluation transform of the target model
-    known, channels = weights.transform, target.in_channels
-    given, origin = _check_statistics(mean, std, channels), _GIVEN
-    if given is None:
-        given = _adapt_statistics(known.mean, channels), _adapt_statistics(known.std, channels)
-        how = f"repeated for {channels} channels" if channels > 1 else "averaged for one channel"
-        origin = weights.statistics_source + (f", {how}" if len(known.mean) != channels else "")
+    transform, origin = _with_statistics(
+        replace(weights.transform, image_size=target.image_size),
+        weights.statistics_source,
+        (mean, std),
+        target.in_channels,
+    )
     pos_embed = weights.resampling or pos_embed
     tensors, dropped, changes = adapt(
         weights.tensors, source, target, new_head=new_head, pos_embed=pos_embed
@@ -268,7 +265,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     return model, _report(
         model,
         weights.provenance,
-        replace(known, image_size=target.image_size, mean=given[0], std=given[1]),
+        transform,
         origin,
         flavour=weights.flavour,
         loaded=len(tensors),
@@ -379,25 +376,32 @@ def _target_config(
     return replace(source, **changes)
 
 
-def _adapt_statistics(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Return channel statistics for kernels from `_fit_channels`: averaged or repeated."""
-    if channels == 1 and len(values) > 1:
-        return (sum(values) / len(values),)
-    return tuple(values[i % len(values)] for i in range(channels))
+def _with_statistics(
+    transform: EvalTransform,
+    origin: str,
+    given: tuple[tuple[float, ...] | None, tuple[float, ...] | None],
+    channels: int,
+) -> tuple[EvalTransform, str]:
+    """Return a transform with the given mean and std, or its own, and their origin.
 
-
-def _check_statistics(
-    mean: _Statistics, std: _Statistics, channels: int
-) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return the mean and std given by the user, or None if neither is given."""
-    if mean is None and std is None:
-        return None
-    if mean is None or std is None or len(mean) != channels:
+    Its own are averaged or repeated for another number of channels, as are kernels.
+    """
+    mean, std = given
+    if mean is not None and std is not None and len(mean) == channels:
+        return replace(transform, mean=tuple(mean), std=tuple(std)), "given by --mean and --std"
+    if mean is not None or std is not None:
         raise UsageError(
             f"mean is {mean} and std is {std}, but the model has {count(channels, 'channel')}",
             fix="pass both, with one value per channel, e.g. --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5",
         )
-    return tuple(mean), tuple(std)
+    if (known := len(transform.mean)) == channels:
+        return transform, origin
+    how = "averaged for one channel" if channels == 1 else f"repeated for {channels} channels"
+    mean, std = (
+        (sum(own) / known,) if channels == 1 else tuple(own[i % known] for i in range(channels))
+        for own in (transform.mean, transform.std)
+    )
+    return replace(transform, mean=mean, std=std), f"{origin}, {how}"
 
 
 def _fit_channels(kernel: Tensor, channels: int) -> Tensor:
@@ -540,8 +544,7 @@ def _load_timm(
         num_classes=num_classes,
     )
     transform = EvalTransform(image_size=sides, **entry.pixels)
-    if given := _check_statistics(mean, std, len(entry.mean)):
-        transform = replace(transform, mean=given[0], std=given[1])
+    transform, origin = _with_statistics(transform, "from timm", (mean, std), len(entry.mean))
     source: dict[str, Any] = {}
     dropped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -573,7 +576,7 @@ def _load_timm(
         model,
         provenance,
         transform,
-        _GIVEN if mean else "from timm",
+        origin,
         flavour="timm",
         dropped=(*_dropped_head(model, old_classes), *dropped),
         notes=notes,
@@ -707,8 +710,13 @@ def _new_model(config: Config, folder: Images) -> tuple[VisionTransformer, LoadR
     classes = len(folder.outputs.classes)
     shape |= {"num_classes": classes, "drop_path": config.train.drop_path}
     vit = ViTConfig(image_size=image_size, **shape)
-    given = _check_statistics(weights.mean, weights.std, vit.in_channels)
-    mean, std = given or ((0.5,) * vit.in_channels,) * 2
+    half = (0.5,) * vit.in_channels
+    transform, origin = _with_statistics(
+        EvalTransform(image_size=image_size, crop=1.0, mean=half, std=half),
+        "default (change with --mean and --std)",
+        (weights.mean, weights.std),
+        vit.in_channels,
+    )
     torch.manual_seed(config.train.seed)
     model = VisionTransformer(vit).eval()
     if waves and model.pos_embed is not None:
@@ -717,8 +725,8 @@ def _new_model(config: Config, folder: Images) -> tuple[VisionTransformer, LoadR
     return model, _report(
         model,
         {"name": "none"},
-        EvalTransform(image_size=image_size, crop=1.0, mean=mean, std=std),
-        _GIVEN if given else "default (change with --mean and --std)",
+        transform,
+        origin,
         source="random initialisation",
         positions="random",
     )
