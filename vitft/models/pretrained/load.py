@@ -349,9 +349,12 @@ def adapt(
                 f"{target.patch_size}",
                 fix="omit the patch size to use the patch size of the weights",
             )
+        # Beyer et al. 2023 (FlexiViT), section 3.4, https://arxiv.org/abs/2212.08013
+        from timm.layers import resample_patch_embed  # takes seconds to import
+
         kernel = result["patch_embed.proj.weight"]
         sides = target.patch_size[0] // target.stride, target.patch_size[1] // target.stride
-        result["patch_embed.proj.weight"] = _resize_kernel(kernel, sides)
+        result["patch_embed.proj.weight"] = resample_patch_embed(kernel, [*sides])
         notes.append(
             f"patch kernels {kernel.shape[2]}x{kernel.shape[3]} -> {sides[0]}x{sides[1]} "
             "(pseudo-inverse of bicubic resizing)"
@@ -415,21 +418,6 @@ def _fit_channels(kernel: Tensor, channels: int) -> Tensor:
     if channels == 1:
         return kernel.sum(dim=1, keepdim=True)
     return kernel[:, [i % old for i in range(channels)]] * (old / channels)
-
-
-def _resize_kernel(kernel: Tensor, sides: tuple[int, int]) -> Tensor:
-    """Resize patch kernels (D, channels, h, w) to a different patch size.
-
-    The new kernels are the old ones times the pseudo-inverse of the linear map that resizes a
-    patch. They keep the response: exactly if patches become larger, otherwise approximately.
-
-    Source: Beyer et al. 2023 (FlexiViT), section 3.4, https://arxiv.org/abs/2212.08013
-    """
-    old = kernel.shape[2] * kernel.shape[3]
-    basis = torch.eye(old, dtype=torch.float64).unflatten(1, (1, *kernel.shape[2:]))
-    resized = F.interpolate(basis, sides, mode="bicubic", antialias=True).flatten(1)  # (old, new)
-    inverse = torch.linalg.pinv(resized)  # (new, old)
-    return (kernel.double().flatten(2) @ inverse.mT).unflatten(2, sides).to(kernel.dtype)
 
 
 def inspect(
