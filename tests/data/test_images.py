@@ -234,7 +234,7 @@ def test_a_missing_extra_is_named_with_the_command(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(EXTRA_LIBRARIES, "heic", ("no_such_library",))
 
     assert reason(encoded(gradient(), "HEIC")).startswith(
-        "HEIC needs no_such_library, which is not installed: run pip install pillow-heif"
+        "HEIC needs no_such_library, which is not installed: run pip install no-such-library"
     )
 
 
