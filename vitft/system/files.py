@@ -23,6 +23,8 @@ CHECKSUM_SUFFIXES = frozenset({".md5", ".sha1", ".sha256", ".sha512"})
 """Suffixes of files with the checksum of the file whose name precedes the suffix."""
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt")
 WEIGHT_SUFFIXES = (".safetensors", ".npz", *PICKLE_SUFFIXES)
+INDEX_SUFFIX = ".index.json"
+"""End of the name of a file that lists the files of weights in several parts."""
 
 
 def weight_format(path: Path) -> str:
@@ -30,7 +32,7 @@ def weight_format(path: Path) -> str:
 
     The content decides, except for an empty or damaged file, where the suffix does.
     """
-    name = path.name.lower()
+    name = path.name.lower().removesuffix(INDEX_SUFFIX)
     with contextlib.suppress(OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
         with open(path, "rb", opener=open_regular) as file:
             start = file.read(9)

@@ -178,8 +178,8 @@ def checkpoints(folder: Path) -> None:
 
 
 def folders(folder: Path) -> None:
-    """Write folders of weights: one file, files beside it, several files, none."""
-    for name in ("hub", "one", "two", "other"):
+    """Write folders of weights: one file, files beside it, several parts, several files, none."""
+    for name in ("hub", "one", "parts", "pickled_parts", "two", "other"):
         (folder / name).mkdir()
     torch.save(hugging_face(), folder / "hub" / "pytorch_model.bin")
     torch.save(settings(), folder / "hub" / "training_args.bin")
@@ -188,6 +188,21 @@ def folders(folder: Path) -> None:
     for name in ("epoch=3.ckpt", "last.ckpt"):
         torch.save({"state_dict": under("model.")}, folder / "two" / name)
     (folder / "other" / "tf_model.h5").write_bytes(b"\x89HDF")
+    for place, stem, suffix in (
+        ("parts", "model", "safetensors"),
+        ("pickled_parts", "pytorch_model", "bin"),
+    ):
+        index: dict[str, str] = {}
+        for number in (1, 2):
+            file = f"{stem}-0000{number}-of-00002.{suffix}"
+            part = {n: t for i, (n, t) in enumerate(state().items(), 1) if i % 2 == number - 1}
+            if suffix == "bin":
+                torch.save(part, folder / place / file)
+            else:
+                save_file(part, folder / place / file)
+            index |= dict.fromkeys(part, file)
+        text = json.dumps({"metadata": {}, "weight_map": index})
+        (folder / place / f"{stem}.{suffix}.index.json").write_text(text)
 
 
 def google(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints of training scripts and libraries: the same logits as the plain weights in them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def images() -> Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [*FILES, "hub", "one"])
+@pytest.mark.parametrize("name", [*FILES, "hub", "one", "parts", "pickled_parts"])
 def test_the_logits_are_those_of_the_plain_weights(
     name: str, written: Path, images: Tensor
 ) -> None:
@@ -61,6 +62,20 @@ def test_of_two_models_the_usual_one_is_named_and_the_other_is_read_by_its_name(
     assert f"{average} is used. For another, use '{written / file}#{other}'" in report.notes[0]
     assert not any("models" in note for note in named.notes)
     assert torch.equal(model(images), build_model(state(1), CONFIG)(images))
+
+
+def test_weights_in_parts_are_refused_if_one_is_missing_or_a_pickle(written: Path) -> None:
+    index = written / "parts" / "model.safetensors.index.json"
+    table = json.loads(index.read_text())
+    part = next(iter(table["weight_map"].values()))
+
+    for name in (part.replace("1-of", "3-of").replace("2-of", "3-of"), "../plain.pth"):
+        other = {"weight_map": {**table["weight_map"], "x": name}}
+        (written / "parts" / "other.safetensors.index.json").write_text(json.dumps(other))
+        with pytest.raises(WeightsError, match="weights not found"):
+            load_pretrained(written / "parts" / "other.safetensors.index.json")
+    with pytest.raises(WeightsError, match="is a Python pickle"):
+        load_pretrained(written / "pickled_parts")
 
 
 def test_of_googles_arrays_those_of_the_optimiser_are_dropped(tmp_path: Path) -> None:

@@ -26,11 +26,7 @@ from vitft.models.card import TimmConfig, parse_card, timm_modules
 from vitft.models.vit_config import SIZES, frozen_blocks
 from vitft.system.cores import usable_cores
 from vitft.system.errors import UsageError, WeightsError
-from vitft.system.files import (
-    WEIGHT_SUFFIXES,
-    resource,
-    weight_format,
-)
+from vitft.system.files import INDEX_SUFFIX, WEIGHT_SUFFIXES, resource, weight_format
 from vitft.system.suggest import near_path, path_fix, suggest
 from vitft.system.tensors import read_header
 from vitft.system.text import count, duration, listing, shell_quote
@@ -494,10 +490,11 @@ def _weights_in_folder(path: Path) -> Path:
     """Return a folder's weight file: model.safetensors, or the only one of the best format."""
     with os.scandir(path) as found:
         entries = sorted(entry.name + "/" * entry.is_dir() for entry in found)
+    parts = re.compile(r"-\d+-of-\d+\.")  # of which only their index counts
     training = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|random_states)")
-    names = [n for n in entries if n.lower().endswith((*WEIGHT_SUFFIXES, ".tar"))]
-    names = [n for n in names if not training.match(n)]
-    for pattern in ("model.safetensors", "*.safetensors", "pytorch_model.bin", "*"):
+    names = [n for n in entries if n.lower().endswith((*WEIGHT_SUFFIXES, ".tar", INDEX_SUFFIX))]
+    names = [n for n in names if not parts.search(n) and not training.match(n)]
+    for pattern in ("model.safetensors", "*.safetensors*", "pytorch_model.bin", "*"):
         files = fnmatch.filter(names, pattern)
         if len(files) == 1:
             return check_weight_file(path / files[0])

@@ -4,6 +4,7 @@ A file may contain several models, an optimiser and more. One model is chosen, a
 of its tensor names is removed. `convert` interprets these names and the layouts.
 """
 
+import hashlib
 import json
 import re
 import warnings
@@ -25,7 +26,7 @@ from vitft.models.pretrained.catalog import check_weight_file, file_and_part
 from vitft.models.pretrained.convert import ROOT, described
 from vitft.models.pretrained.fetch import short_message
 from vitft.system.errors import WeightsError
-from vitft.system.files import read_regular, weight_format
+from vitft.system.files import INDEX_SUFFIX, read_regular, weight_format
 from vitft.system.structure import StructureError, structured
 from vitft.system.tensors import check_expansion, read_header, read_npz
 from vitft.system.text import count, listing, shell_quote
@@ -122,22 +123,33 @@ def read_weights(
 ) -> RawWeights:
     """Read the tensors of a model; tensors in a .safetensors file are memory-mapped.
 
-    `path` is FILE, or FILE#NAME for one of several models in it.
+    `path` is FILE, which may be the index of several, or FILE#NAME for one of several models in it.
     `sha256` is the expected digest of the file, and `digest` the actual one, if already computed.
     `names` are those of the model's tensors (default: those of any Vision Transformer).
     """
     file, part = file_and_part(path)
-    check_weight_file(file, allow_pickle=allow_pickle)
-    digest = digest or sha256_of(file)
+    files = [file]
+    if file.name.endswith(INDEX_SUFFIX) and (index := read_table_file(file)):
+        names_of_files = sorted({*map(str, index.table("weight_map").values.values())})
+        files = [file.parent / Path(name).name for name in names_of_files]
+    for each in files:
+        check_weight_file(each, allow_pickle=allow_pickle)
+    if len(files) > 1:
+        digest = hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
+    digest = digest or sha256_of(files[0])
     if sha256 is not None and sha256.lower() != digest:
         raise WeightsError(
             f"the sha256 of {path} is {digest}, not {sha256}",
             fix="download the file again, or correct the digest",
         )
-    every, metadata = _read_file(file)
+    metadata: Mapping[str, str] = {}
+    every: dict[str, Tensor] = {}
+    for each in files:
+        found, metadata = _read_file(each)
+        every |= found
     tensors, others, notes = _one_model(every, file, part, names)
-    if weight_format(file) == "pickle":
-        _check_storage(tensors, file, file.stat().st_size)
+    if any(weight_format(each) == "pickle" for each in files):
+        _check_storage(tensors, file, sum(each.stat().st_size for each in files))
     _check_finite(tensors, file)
     return RawWeights(
         path=path,
