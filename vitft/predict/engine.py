@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
@@ -29,6 +29,7 @@ from vitft.data.sources import ImageSource, with_fetched
 from vitft.data.transforms import EvalTransform
 from vitft.data.web import WebLimits
 from vitft.features.ood import Reference, read_reference
+from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.outputs import Outputs
 from vitft.metrics.results import Results
 from vitft.models.card import (
@@ -123,6 +124,7 @@ class Pipeline:
     keep_views: bool = False  # whether each prediction includes its preprocessed image
     mirror: bool = False  # whether to average the logits of each image and its mirror image
     web: WebLimits = WebLimits()  # noqa: RUF009 - WebLimits is frozen
+    differs: list[bool] = field(default_factory=list)  # whether each mirror image changes the class
 
     def predict(self, sources: Iterable[ImageSource]) -> Iterator[Prediction]:
         """Yield one prediction per source, in order, with an error if the image is unusable."""
@@ -220,10 +222,23 @@ class Pipeline:
 
         def finish() -> Scores:
             plain, turned = original(), mirrored()
+            self.differs.extend((plain.logits.argmax(1) != turned.logits.argmax(1)).tolist())
             logits = np.asarray((plain.logits + turned.logits) / 2, np.float32)
             return plain._replace(logits=logits)
 
         return finish
+
+    def warn_of_mirroring(self) -> None:
+        """Log a warning if mirror images seem to differ in meaning from the images."""
+        run, changed, total = self.postprocess.run, sum(self.differs), len(self.differs)
+        known = run and run.estimate("cross-validation", "validation")
+        if not known or not known.interval or self.engine.outputs.several:
+            return
+        if wilson_interval(changed, total)[0] > 2 * (1 - known.interval[0]):
+            log.warning(
+                f"the mirror images of {changed:,} of {count(total, 'image')} have another class. "
+                "If left and right differ in meaning, remove --tta"
+            )
 
 
 def warn_of_dark(number: int) -> None:

@@ -104,6 +104,7 @@ def run_prediction(
     if tally:
         _log_summary(request, tally, postprocess)
         _write_counts(request, tally, confusion, write, tabulate)
+    pipeline.warn_of_mirroring()
     if pictures is not None:
         log.info(f"wrote overlays to {pictures}/")
     return tally.errors if tally else 0
