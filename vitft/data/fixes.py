@@ -86,11 +86,8 @@ def apply_fixes(folder: Images, spec: DataSpec, *, warn: bool = False) -> tuple[
             fix=f"run `vitft check {shell_quote(str(folder.source))}` to create a table for this "
             "folder",
         )
-    if warn and found.missing:
-        log.warning(
-            f"{path}: skipped {count(len(found.missing), 'line')} for files that are not in "
-            f"{folder.source}: {listing(sorted(found.missing), _MOST_MISSING_NAMED)}"
-        )
+    if warn:
+        _warn(path, folder, found)
     fixed = folder.relabelled(found.names)
     empty = [name for name in folder.classes if name not in fixed.classes]
     if len(fixed.classes) < 2:
@@ -105,6 +102,20 @@ def apply_fixes(folder: Images, spec: DataSpec, *, warn: bool = False) -> tuple[
         notes.append(f"fixes: left out {left_out} without images: {listing(empty)}")
     fixed = replace(fixed.by_class(), bad=found.bad, notes=tuple(notes))
     return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=found.digest)
+
+
+def _warn(path: Path, folder: Images, found: "_Decisions") -> None:
+    """Log what in a table is probably out of date."""
+    if found.missing:
+        log.warning(
+            f"{path}: skipped {count(len(found.missing), 'line')} for files that are not in "
+            f"{folder.source}: {listing(sorted(found.missing), _MOST_MISSING_NAMED)}"
+        )
+    if found.outdated:
+        log.warning(
+            f"{path}: {count(len(found.outdated), 'image')} had another label when the table was "
+            f"written, and the table decides: {listing(found.outdated, _MOST_MISSING_NAMED)}"
+        )
 
 
 def _open_table(path: Path, expected: str) -> tuple[TableReader, str]:
@@ -180,6 +191,7 @@ class _Decisions(NamedTuple):
     digest: str  # of the table
     missing: Mapping[str, str]
     """Mapping from paths in the table that are missing from the images to their actions."""
+    outdated: Sequence[str]  # paths that are moved or dropped, whose label has changed since
 
 
 def read_decisions(spec: DataSpec, images: Images, classes: Collection[str]) -> _Decisions:
@@ -187,7 +199,8 @@ def read_decisions(spec: DataSpec, images: Images, classes: Collection[str]) -> 
     table, digest = _open_table(Path(spec.fixes).expanduser(), spec.fixes_digest)
     given = [images.classes[label] for label in images.column("label")]
     known = dict(zip(images.column("path"), given, strict=True)) | {n: "" for n, _ in images.bad}
-    actions, changes = dict[str, str](), dict[str, str | None]()
+    actions, former = dict[str, str](), dict[str, str]()
+    changes: dict[str, str | None] = {}
     paths, labels = EquivalentNames(known), EquivalentNames(classes)
     for row in _fixes_in(table):
         name, action = paths.find(_unescaped(row.path, known)), row.action
@@ -200,7 +213,7 @@ def read_decisions(spec: DataSpec, images: Images, classes: Collection[str]) -> 
             raise table.error(problem)
         if name in actions:
             raise table.error(f"{name!r} is listed twice")
-        actions[name] = action
+        actions[name], former[name] = action, _unescaped(row.label, classes)
         if action == "drop" or (action == "move" and known.get(name)):
             changes[name] = new if action == "move" else None
     names = [
@@ -218,6 +231,11 @@ def read_decisions(spec: DataSpec, images: Images, classes: Collection[str]) -> 
         rows=len(actions),
         digest=digest,
         missing={name: action for name, action in actions.items() if name not in known},
+        outdated=[
+            name
+            for name, new in changes.items()
+            if known.get(name) and former[name] in classes and former[name] != known[name] != new
+        ],
     )
 
 
