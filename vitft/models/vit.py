@@ -2,7 +2,7 @@
 
 This module does not depend on file formats, on the origin of the weights or on training. Its
 parameter names are timm's, so `load_state_dict(strict=True)` works in both directions. Components
-of later models are in `layers`, `rope` and `stem`.
+of later models are in `layers`.
 
 Notation in the shape comments:
     B images, P patches, N tokens (prefix + P), D width, H heads, K head width (D / H),
