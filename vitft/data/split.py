@@ -26,6 +26,7 @@ from vitft.data.image_table import Images, Row, files_of, membership
 from vitft.data.parts import Part
 from vitft.data.scan import class_table
 from vitft.data.table import base_folder
+from vitft.system.console import visible
 from vitft.system.errors import DataError, RunError
 from vitft.system.rundir import RunDir, damaged_file
 from vitft.system.suggest import misspelt_name
@@ -492,9 +493,12 @@ def images_of_weights(weights: str, *, head: bool = False) -> Set[str]:
     return found
 
 
-# log messages about a split, and warnings about leaks ---------------------------------------------
+# log messages about a split: a chart of the images per class, and warnings about leaks ------------
 
+_MOST_CLASSES, _FEWEST_CLASSES = 20, 5
+"""Maximum number of classes for a chart of all classes, and number of classes shown otherwise."""
 _UNEVEN = 3  # ratio of the largest to the smallest class from which their sizes are shown
+_MAX_CLASS_NAME = 28  # maximum number of characters of a class name in the chart
 
 
 def log_dates(manifest: Images) -> None:
@@ -517,17 +521,34 @@ def log_dates(manifest: Images) -> None:
 
 
 def log_split(manifest: Images) -> None:
-    """Log the number of images of each part, and warn about identical files that are apart."""
+    """Log the number of images of each part, and warn about identical files that are apart.
+
+    With -v, chart the images per class (only the smallest classes if there are many).
+    """
     have, names = _class_counts(manifest), manifest.outputs.classes
-    sizes = [have[name, "train"] + have[name, "val"] for name in names]
+    size = {name: have[name, "train"] + have[name, "val"] for name in names}
     parts = [f"{len(manifest.train):,} for training", f"{len(manifest.val):,} for validation"]
     across = "in both training and validation"
     if manifest.test:
         parts.append(f"{len(manifest.test):,} for the final test")
         across = "in more than one of training, validation and test"
-    fewest, most = min(sizes), max(sizes)
+    fewest, most = min(size.values()), max(size.values())
     range_ = f", {fewest:,} to {most:,} images a class" * (most >= _UNEVEN * fewest)
     log.info(labelled("Split", f"{listing(parts)}{range_}"))
+    shown = list(names)
+    if len(shown) > _MOST_CLASSES:
+        shown = sorted(sorted(shown, key=size.__getitem__)[:_FEWEST_CLASSES])
+        log.debug(f"the {len(shown)} of {len(names):,} classes with the fewest images:")
+    from rich.cells import cell_len  # not needed to read a split
+
+    largest = max(size[name] for name in shown)
+    titles = [visible(name) for name in shown]
+    titles = [t if len(t) <= _MAX_CLASS_NAME else f"{t[: _MAX_CLASS_NAME - 1]}…" for t in titles]
+    widest = max(map(cell_len, titles))
+    for name, title in zip(shown, titles, strict=True):
+        train, val = have[name, "train"], have[name, "val"]
+        bar = "█" * round(30 * train / largest) + "░" * round(30 * val / largest)
+        log.debug(f"  {title}{' ' * (widest - cell_len(title))}  {bar} {train:,} + {val:,}")
     if note := _trained_only_note(have, names):
         log.warning(note)
     if manifest.test and (lacking := [name for name in names if not have[name, "test"]]):
