@@ -25,7 +25,10 @@ def audit(**found: object) -> Any:
     [
         pytest.param([("a/x.jpg", "train"), ("a/long.jpg", "val")], "a/long.jpg", id="validation"),
         pytest.param([("a/x.jpg", "test"), ("a/long.jpg", "train")], "a/x.jpg", id="a short name"),
-        pytest.param([("a/x (1).jpg", ""), ("a/x.jpg", "")], "a/x.jpg", id="the name of a copy"),
+        pytest.param([("a/x (1).jpg", ""), ("a/much longer.jpg", "")], "a/much longer.jpg",
+                     id="the name of a copy"),
+        pytest.param([("a/x (1)", ""), ("a/a longer name", "")], "a/a longer name",
+                     id="a copy without a suffix"),
         pytest.param([("a/b/c/1.jpg", ""), ("a/22.jpg", "")], "a/b/c/1.jpg",
                      id="folders do not count"),
         pytest.param([("a/2.jpg", ""), ("a/1.jpg", "")], "a/1.jpg", id="in the order of paths"),

@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision import transforms as tv
 
 from vitft.data import CropTransform, EvalTransform
-from vitft.system import structured
+from vitft.system import UsageError, structured
 
 Fit = Literal["crop", "pad"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -181,3 +181,8 @@ def test_a_view_loses_its_border_unless_it_has_no_other_colour() -> None:
     assert transform.without_border(view).shape == (4, 4, 3)
     view[1:3, :3] += 9
     assert transform.without_border(view).shape == (2, 3, 3)
+
+
+def test_an_unknown_interpolation_is_an_error() -> None:
+    with pytest.raises(UsageError, match="unknown interpolation 'box'"):
+        EvalTransform(image_size=(4, 4), interpolation="box")  # type: ignore[arg-type]

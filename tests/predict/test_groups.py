@@ -164,13 +164,3 @@ def test_the_accuracy_of_groups_is_that_of_their_answers_if_they_have_one_label(
     assert (found["groups"], found["several"]) == (3, 1)
     assert found["top1"] == pytest.approx(np.mean(right))
     assert found["confidence"] == pytest.approx(np.mean([c.max() for c in chances.values()]))
-
-
-def test_a_doubt_about_groups_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    text = Path("list.csv").read_text().replace("site", "patient").replace("south", "North")
-    Path("list.csv").write_text(text)
-
-    job = ["evaluate", "--data", "list.csv", "--run", "m.safetensors", "--group-by", "patient"]
-    assert main(job) == 3  # one image is damaged
-
-    assert capsys.readouterr().err.count("North and north may be one group") == 1

@@ -224,6 +224,7 @@ def _findings(run: Path, config: Config) -> tuple["Estimate | None", dict[str, i
 
 def _print_dry_run(args: argparse.Namespace) -> int:
     """Check the request, and print the settings and what a run would do."""
+    from vitft.data.arrays import sizes_assumed
     from vitft.data.demo import temporary_demo_data
     from vitft.training.checks import check_request
 
@@ -232,7 +233,7 @@ def _print_dry_run(args: argparse.Namespace) -> int:
     if args.format == "json":
         raise UsageError("--dry-run prints settings as TOML, not as JSON", fix="remove --format")
     config = requested_config(args.recipe, named_settings(args))
-    with temporary_demo_data(config.data) as data:
+    with temporary_demo_data(config.data) as data, sizes_assumed():
         ready = replace(config, data=data)
         ready, folder, out = check_request(ready, args.out)
         with heavy_imports():

@@ -15,7 +15,9 @@ import re
 import socket
 import struct
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain, compress
 from pathlib import Path
@@ -34,11 +36,19 @@ log = logging.getLogger(__name__)
 
 
 TORCHVISION = "torchvision:"
-TORCHVISION_SIDES: Mapping[str, int] = {
-    "CIFAR10": 32, "CIFAR100": 32, "MNIST": 28, "FashionMNIST": 28, "KMNIST": 28, "USPS": 16,
-    "SVHN": 32, "STL10": 96,
-}  # fmt: skip
-"""Side in pixels of the images of each torchvision dataset."""
+PUBLISHED_SIZES: Mapping[str, tuple[int, int, tuple[int, int, int], int]] = {
+    "CIFAR10": (50_000, 10_000, (32, 32, 3), 10),
+    "CIFAR100": (50_000, 10_000, (32, 32, 3), 100),
+    "MNIST": (60_000, 10_000, (28, 28, 1), 10),
+    "FashionMNIST": (60_000, 10_000, (28, 28, 1), 10),
+    "KMNIST": (60_000, 10_000, (28, 28, 1), 10),
+    "USPS": (7_291, 2_007, (16, 16, 1), 10),
+    "SVHN": (73_257, 26_032, (32, 32, 3), 10),
+    "STL10": (5_000, 8_000, (96, 96, 3), 10),
+}
+"""Numbers of training and test images, shape of an image (H, W, C) and number of classes."""
+_SIZES_ASSUMED: ContextVar[bool] = ContextVar("_SIZES_ASSUMED", default=False)
+"""Whether torchvision datasets that cannot be fetched are replaced by others of their size."""
 _NPZ_IMAGES = re.compile(r"x(?:_([a-z]+))?|(?:([a-z]+)_)?images")
 """Usual names of arrays of images in .npz files (Keras, MedMNIST etc.), with their subset."""
 _NPZ_CLASSES = ("classes", "class_names", "label_names")
@@ -158,6 +168,7 @@ def npz_subsets(names: Iterable[str]) -> dict[tuple[str, str], str]:
 
 
 def _as_text(array: _Array) -> _Array:
+    """Return an array of bytes as one of text, and any other as it is."""
     return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
 
 
@@ -221,20 +232,35 @@ def _read_records(folder: Path, labels: int, names: str) -> _Read:
 
 def _read_torchvision(name: str, root: Path) -> _Read:
     """Read the train and test subsets of a torchvision dataset, downloading missing files."""
-    if name not in TORCHVISION_SIDES:
-        fix = f"use one of {', '.join(TORCHVISION_SIDES)}, or a folder with one folder per class"
+    if name not in PUBLISHED_SIZES:
+        fix = f"use one of {', '.join(PUBLISHED_SIZES)}, or a folder with one folder per class"
         raise DataError(f"torchvision:{name} is not supported", fix=fix)
     from torchvision import datasets
 
     parts: list[_Part] = []
     names: tuple[str, ...] = ()
-    for part in ("train", "test"):
-        is_named = name in ("SVHN", "STL10")
-        which = {"split": part} if is_named else {"train": part == "train"}
-        found = _open_torchvision(getattr(datasets, name), root, which)
-        labels = np.asarray(getattr(found, "targets", getattr(found, "labels", None)), int)
-        parts.append(_Part(part, _channels_last(np.asarray(found.data)), labels))
-        names = tuple(getattr(found, "classes", ()))
+    try:
+        for part in ("train", "test"):
+            is_named = name in ("SVHN", "STL10")
+            which = {"split": part} if is_named else {"train": part == "train"}
+            found = _open_torchvision(getattr(datasets, name), root, which)
+            labels = np.asarray(getattr(found, "targets", getattr(found, "labels", None)), int)
+            parts.append(_Part(part, _channels_last(np.asarray(found.data)), labels))
+            names = tuple(getattr(found, "classes", ()))
+    except DataError:
+        if not _SIZES_ASSUMED.get():
+            raise
+        train, test, shape, classes = PUBLISHED_SIZES[name]
+        log.warning(
+            f"{name} could not be fetched: assuming its published size, {train:,} + {test:,} "
+            f"images of {shape[0]}x{shape[1]} pixels in {classes} classes"
+        )
+        pixel = np.arange(shape[2], dtype=np.uint8)  # three channels that differ are a colour
+        parts = [
+            _Part(part, np.broadcast_to(pixel, (n, *shape)), np.arange(n) % classes)
+            for part, n in (("train", train), ("test", test))
+        ]
+        names = ()
     if all(re.match(r"\d+ - ", text) for text in names):  # MNIST: "7 - seven"
         names = tuple(text.partition(" ")[0] for text in names)
     return parts, names, (), False
@@ -242,6 +268,7 @@ def _read_torchvision(name: str, root: Path) -> _Read:
 
 def _open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torchvision
     """Open a torchvision dataset, downloading it if its files are not in the folder."""
+    existed = root.exists()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(RuntimeError):
         return kind(str(root), **which, download=False)
     log.info(f"fetching {kind.__name__} to {root}")
@@ -257,15 +284,20 @@ def _open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  
         if hasattr(kind, "resources"):
             folder = root / kind.__name__ / "raw"
             wanted = " and ".join(name for name, _ in kind.resources)
+        if not existed:
+            for place in (folder, folder.parent, root):
+                with contextlib.suppress(OSError):
+                    if place.is_relative_to(root):
+                        place.rmdir()  # only succeeds on an empty folder
         problem = f"is missing or incomplete in {root} and could not be fetched ({reason})"
         fix = f"put {wanted} into {folder}, or set data.root to the folder that has them. Without "
-        fix += f"them, try --data demo --image-size {TORCHVISION_SIDES[kind.__name__]}"
+        fix += f"them, try --data demo --image-size {PUBLISHED_SIZES[kind.__name__][2][0]}"
         raise DataError(f"{kind.__name__} {problem}", fix=fix) from error
     finally:
         socket.setdefaulttimeout(waits)
 
 
-# images of array datasets and their paths ---------------------------------------------------------
+# datasets stored as arrays instead of image files: .npz, IDX, CIFAR and torchvision datasets ------
 
 PixelArray = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -288,14 +320,19 @@ def data_path(path: str, root: str = "") -> Path:
 
 def find_arrays(root: Path) -> Images | None:
     """Return the array dataset at a path, or None; raise DataError if it is damaged or invalid."""
-    return arrays[0] if (arrays := _find(root)) else None
+    arrays = _find(root)
+    return None if arrays is None else replace(arrays[0], root=root)
 
 
 def _find(root: Path) -> _Arrays | None:
     if root.name.startswith(TORCHVISION):
         return _load_arrays(str(root), 0)
     try:
-        return _load_arrays(str(root), root.stat().st_mtime_ns) if _reader_of(root) else None
+        changed_ns = root.stat().st_mtime_ns if _reader_of(root) else None
+        return None if changed_ns is None else _load_arrays(str(root.resolve()), changed_ns)
+    except DataError as error:  # the arrays are cached by an absolute path, and named as given
+        error.problem = error.problem.replace(str(root.resolve()), str(root))
+        raise
     except OSError:
         return None  # the reason is reported when the folder is listed
 
@@ -346,6 +383,17 @@ def array_member(path: str) -> bytes | None:
 def _path_of(part: _Part, classes: Sequence[str], number: int) -> str:
     """Return the path of image `number` of a subset, which contains its class."""
     return f"{part.name}/{classes[part.labels[number]] or 'no label'}/{number:05}.bmp"
+
+
+@contextlib.contextmanager
+def sizes_assumed() -> Iterator[None]:
+    """In the block, replace torchvision datasets that cannot be fetched with plain colours."""
+    token = _SIZES_ASSUMED.set(True)
+    try:
+        yield
+    finally:
+        _SIZES_ASSUMED.reset(token)
+        _load_arrays.cache_clear()
 
 
 @lru_cache(maxsize=4)
@@ -407,6 +455,7 @@ def _load_arrays(source: str, _changed_ns: int) -> _Arrays:
 
 
 def _check_part(part: _Part, where: str) -> None:
+    """Raise a DataError if the images or the labels of a subset cannot be used."""
     images, labels = part.images, part.labels
     if images.ndim != 4 or images.shape[3] not in (1, 3) or images.dtype != np.uint8:
         problem = f"images of shape {images.shape} and dtype {images.dtype} are not supported"

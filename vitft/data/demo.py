@@ -348,6 +348,13 @@ def demo_data(spec: DataSpec) -> DataSpec:
         except RunError:
             if not DEMO_FOLDER.exists():  # otherwise, another command was faster
                 raise
+    elif {file.relative_to(DEMO_FOLDER).as_posix() for file in DEMO_FOLDER.glob("*/*")} != {
+        f"{kind}/{number:04}.jpg" for kind in FLOWERS_BY_KIND for number in range(1, 61)
+    }:
+        log.warning(
+            f"images were added to {DEMO_FOLDER}/ or removed since it was drawn, so results differ "
+            "from the documentation. If you delete this folder, it is drawn again"
+        )
     return replace(spec, path=str(DEMO_FOLDER))
 
 

@@ -4,6 +4,7 @@ The archive is downloaded to a `.part` file next to the target folder. Once its 
 it is unpacked into a hidden folder, which is renamed to the target if it holds an image folder.
 """
 
+import contextlib
 import hashlib
 import logging
 from pathlib import Path
@@ -14,8 +15,8 @@ from vitft.data.scan import scan
 from vitft.data.walk import SYSTEM_FILES
 from vitft.data.web import DownloadLimits, fetch_to_part, locked, remove_part
 from vitft.system.errors import DataError, RunError
-from vitft.system.files import atomic_folder
-from vitft.system.text import shell_quote
+from vitft.system.files import atomic_folder, write_atomically
+from vitft.system.text import redacted, shell_quote
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ def fetch_folder(
 ) -> Images:
     """Download an archive, create `target` from its contents, and return its image folder.
 
-    A partial download is resumed, and kept if the connection is lost or the disk is full.
+    A partial download is resumed, and kept if the connection is lost or the disk is full. Without
+    an expected digest, that of the archive is recorded next to the folder, for later downloads.
 
     Raises:
         RunError: `target` already exists or cannot be written.
@@ -46,10 +48,19 @@ def fetch_folder(
         fetch_to_part(url, part, limits=limits)
         with part.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
+        # Digests of earlier downloads to the same place, by address
+        record, address = target.with_name(f"{target.name}.sha256"), redacted(url)
+        records: dict[str, str] = {}
+        with contextlib.suppress(OSError, ValueError):
+            lines = (text.partition("  ") for text in record.read_text("utf-8").splitlines())
+            records = {source: digest for digest, _, source in lines}
         try:
-            if sha256 and found != sha256:
+            expected = sha256 or records.get(address, found)
+            if found != expected:
                 fix = "check whether the network requires a login, or use another source with --url"
-                problem = f"the sha256 of {url} is {found} instead of {sha256}"
+                if not sha256:
+                    fix = f"remove {record}, which was written by the first download, to accept it"
+                problem = f"the sha256 of {url} is {found} instead of {expected}"
                 raise DataError(f"{problem}. Nothing was kept", fix=fix)
             with atomic_folder(target) as folder:
                 unpack(part, folder, name=url)
@@ -59,6 +70,11 @@ def fetch_folder(
             raise
         remove_part(part)
         log.info(f"SHA-256 of the archive: {found}")
+        if not sha256 and address not in records:
+            records[address] = found
+            content = (f"{digest}  {source}\n" for source, digest in records.items())
+            write_atomically(record, "".join(content))
+            log.info(f"digest recorded in {record} to verify later downloads")
     return scan(target / inside)
 
 

@@ -5,8 +5,10 @@ and `vitft finetune --fixes` applies it to the result of `scan`: `drop` leaves a
 changes its label, `keep` has no effect, and `undecided` means that nobody has decided.
 """
 
+import contextlib
 import hashlib
 import logging
+import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +21,7 @@ from vitft.data.label_table import number_in
 from vitft.data.scan import empty_classes_error
 from vitft.data.table import TableReader, encode_table, is_utf8
 from vitft.metrics.results import AuditResults, CopyGroup, CopyMember
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, ImageError
 from vitft.system.files import write_atomically
 from vitft.system.imports import missing_library_command
 from vitft.system.suggest import EquivalentNames, suggest
@@ -79,15 +81,16 @@ def apply_fixes(folder: Images, spec: DataSpec, *, warn: bool = False) -> tuple[
         unexplained += [name] * (not gone or not gone <= {"move", "drop"})
     if unexplained:
         raise empty_classes_error(folder, unexplained)
+    later = _later_table(path, folder)
     if found.rows and len(found.missing) == found.rows and not folder.empty:
+        create = f"run `vitft check {shell_quote(str(folder.source))}` to create a table for this "
         raise DataError(
             f"{path} does not belong to {folder.source}: all images in the table "
             f"are missing from the folder, e.g. {min(found.missing)}",
-            fix=f"run `vitft check {shell_quote(str(folder.source))}` to create a table for this "
-            "folder",
+            fix=(f"use {later}, which is newer, or " if later else "") + f"{create}folder",
         )
     if warn:
-        _warn(path, folder, found)
+        _warn(path, folder, found, later, spec.max_pixels)
     fixed = folder.relabelled(found.names)
     empty = [name for name in folder.classes if name not in fixed.classes]
     if len(fixed.classes) < 2:
@@ -104,8 +107,14 @@ def apply_fixes(folder: Images, spec: DataSpec, *, warn: bool = False) -> tuple[
     return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=found.digest)
 
 
-def _warn(path: Path, folder: Images, found: "_Decisions") -> None:
+def _warn(
+    path: Path, folder: Images, found: "_Decisions", later: Path | None, max_pixels: int
+) -> None:
     """Log what in a table is probably out of date."""
+    from vitft.data.images import OpenedImage, inspect_file  # it imports Pillow
+
+    if later:
+        log.warning(f"{later} is newer than {path}: pass it to --fixes if you decided there")
     if found.missing:
         log.warning(
             f"{path}: skipped {count(len(found.missing), 'line')} for files that are not in "
@@ -116,6 +125,27 @@ def _warn(path: Path, folder: Images, found: "_Decisions") -> None:
             f"{path}: {count(len(found.outdated), 'image')} had another label when the table was "
             f"written, and the table decides: {listing(found.outdated, _MOST_MISSING_NAMED)}"
         )
+    root, read = str(folder.root), OpenedImage.facts
+    dropped = [row for row in folder.rows if row.path in found.unreadable]
+    results = (inspect_file(root, row, read, max_pixels=max_pixels) for row in dropped)
+    if repaired := [one.path for one in results if not isinstance(one, ImageError)]:
+        log.warning(
+            f"{path}: drops {count(len(repaired), 'file')} that can be read now: "
+            f"{listing(repaired, _MOST_MISSING_NAMED)}. To use repaired files, remove these lines "
+            "or set the action to keep"
+        )
+
+
+def _later_table(path: Path, folder: Images) -> Path | None:
+    """Return the newest table that `vitft check` wrote beside `path` later, for the same images."""
+    numbered = re.compile(re.escape(re.sub(r"-\d+$", "", path.stem)) + r"-\d+")
+    with contextlib.suppress(OSError, DataError):
+        tables = [one for one in path.parent.glob("*.csv") if numbered.fullmatch(one.stem)]
+        newest = max([path, *tables], key=lambda one: one.stat().st_mtime_ns)
+        known = {*folder.column("path")} if newest != path else ()
+        if any(fix.path in known for fix in read_fixes(newest, "")):
+            return newest
+    return None
 
 
 def _open_table(path: Path, expected: str) -> tuple[TableReader, str]:
@@ -191,6 +221,7 @@ class _Decisions(NamedTuple):
     digest: str  # of the table
     missing: Mapping[str, str]
     """Mapping from paths in the table that are missing from the images to their actions."""
+    unreadable: Collection[str]  # paths that are dropped because they could not be read before
     outdated: Sequence[str]  # paths that are moved or dropped, whose label has changed since
 
 
@@ -199,7 +230,7 @@ def read_decisions(spec: DataSpec, images: Images, classes: Collection[str]) -> 
     table, digest = _open_table(Path(spec.fixes).expanduser(), spec.fixes_digest)
     given = [images.classes[label] for label in images.column("label")]
     known = dict(zip(images.column("path"), given, strict=True)) | {n: "" for n, _ in images.bad}
-    actions, former = dict[str, str](), dict[str, str]()
+    actions, former, unreadable = dict[str, str](), dict[str, str](), set[str]()
     changes: dict[str, str | None] = {}
     paths, labels = EquivalentNames(known), EquivalentNames(classes)
     for row in _fixes_in(table):
@@ -214,6 +245,8 @@ def read_decisions(spec: DataSpec, images: Images, classes: Collection[str]) -> 
         if name in actions:
             raise table.error(f"{name!r} is listed twice")
         actions[name], former[name] = action, _unescaped(row.label, classes)
+        if action == "drop" and row.kind == "bad":
+            unreadable.add(name)
         if action == "drop" or (action == "move" and known.get(name)):
             changes[name] = new if action == "move" else None
     names = [
@@ -231,6 +264,7 @@ def read_decisions(spec: DataSpec, images: Images, classes: Collection[str]) -> 
         rows=len(actions),
         digest=digest,
         missing={name: action for name, action in actions.items() if name not in known},
+        unreadable=unreadable,
         outdated=[
             name
             for name, new in changes.items()
@@ -261,6 +295,13 @@ def _fix_problem(
 
 _KIND_ORDER = ("bad", "exact", "two labels", "mislabel", "near", "odd")
 """Kinds of fixes, in the order in which the table lists fixes with the same action."""
+_COPY_MARK = re.compile(
+    r"\(\d+\)$|~\d*$"
+    r"|(?:^|[\W_])(?:copy|kopie|copie|copia)[\W_]*\d*\W*$"
+    r"|^(?:copy[\W_]of|kopie[\W_]von|copie[\W_]de|copia[\W_]de)[\W_]",
+    re.IGNORECASE,
+)
+"""What programs add to the name of a copy, without the suffix: `x (1)`, `x - Kopie`, `x_copy1`."""
 SUBSETS = {"train": "training", "val": "validation", "test": "test"}
 _PARTS = {part: f"{name} image" for part, name in SUBSETS.items()} | {"": "not in the split"}
 
@@ -326,9 +367,11 @@ def propose_fixes(audit: AuditResults) -> list[Fix]:
 def _identical_file_fixes(members: Sequence[CopyMember], known: Mapping[str, float]) -> list[Fix]:
     """Return fixes that keep one identical file per label, or one if its label is surely right."""
 
-    def order(member: CopyMember) -> tuple[bool, int, str]:
-        path = member["path"]  # programs make the name of a copy longer, such as `x (1).jpg`
-        return member["split"] != "val", len(path.rpartition("/")[2]), path
+    def order(member: CopyMember) -> tuple[bool, bool, int, str]:
+        path = member["path"]
+        name = path.rpartition("/")[2]
+        is_marked = _COPY_MARK.search(name.rpartition(".")[0] or name) is not None
+        return member["split"] != "val", is_marked, len(name), path
 
     ordered = sorted(members, key=order)
     first = {member["label"]: member for member in reversed(ordered)}

@@ -339,6 +339,7 @@ def join_labels(labels: Iterable[str]) -> str:
 
 
 def _split_labels(text: str) -> tuple[str, ...]:
+    """Return the labels of a set, given its text."""
     return tuple(text.split(JOINER)) if text else ()
 
 

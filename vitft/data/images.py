@@ -21,6 +21,7 @@ import os
 import re
 import struct
 import sys
+import time
 import warnings
 import zlib
 from collections import Counter, deque
@@ -30,7 +31,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import chain, compress, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import simplejpeg
@@ -622,6 +623,29 @@ def _awaited(item: object) -> str:
     return "" if callable(item) else str(getattr(item, "path", item))
 
 
+class _Calls(Generic[Argument, _Mapped]):
+    """A function, with one object in `active` for each call that is running."""
+
+    def __init__(self, function: Callable[[Argument], _Mapped]) -> None:
+        self.function, self.active = function, set[object]()
+
+    def __call__(self, item: Argument) -> _Mapped:
+        call = object()
+        self.active.add(call)
+        try:
+            return self.function(item)
+        finally:
+            self.active.discard(call)
+
+    def are_stalled(self) -> bool:
+        """Return whether calls are still in progress after `_STALLED_S`, or sooner if none are."""
+        for _ in range(100):
+            time.sleep(_STALLED_S / 100)  # at least once: a thread may be about to begin
+            if not self.active:
+                break
+        return bool(self.active)
+
+
 def in_order(
     function: Callable[[Argument], _Mapped],
     items: Iterable[Argument],
@@ -641,21 +665,21 @@ def in_order(
     limit = max(1, 4 * workers if ahead is None else ahead)
     pending: deque[tuple[Argument, Future[_Mapped]]] = deque()
     pool, is_stalled = ThreadPoolExecutor(workers, thread_name_prefix="vitft-decode"), False
+    calls = _Calls(function)
 
     def take() -> _Mapped:
-        item, future = pending[0]
+        item, future = pending.popleft()
         waited, step = 0.0, PATIENCE_S
         while wait([future], timeout=step).not_done:  # on a slow disk or lost network share
             waited += step
             step = waited
             if name := _awaited(item):
                 log.info(f"still waiting for {name} after {waited:.0f} s")
-        pending.popleft()
         return future.result()
 
     try:
         for item in items:
-            pending.append((item, pool.submit(function, item)))
+            pending.append((item, pool.submit(calls, item)))
             if len(pending) >= limit or pending[0][1].done():
                 yield take()
         while pending:
@@ -663,8 +687,7 @@ def in_order(
     except KeyboardInterrupt:
         pool.shutdown(wait=False, cancel_futures=True)
         is_stalled = True  # if another signal arrives
-        running = [future for _, future in pending if not future.cancelled()]
-        is_stalled = bool(wait(running, timeout=_STALLED_S).not_done)
+        is_stalled = calls.are_stalled()
         raise
     finally:
         pool.shutdown(wait=not is_stalled, cancel_futures=True)

@@ -41,7 +41,7 @@ _SEVERAL_NAMES = ("labels", "tags")
 _SPLIT_COLUMNS = ("split", "subset", "set", "part", "partition")
 GROUP = re.compile("(group|patient|subject|video|camera|person|participant)(id|no|number)?")
 """Names of the group column, without blanks or underscores: `patient_id`, `PatientID`."""
-_OTHER_GROUP = re.compile(
+OTHER_GROUP = re.compile(
     "(animal|case|slide|study|series|specimen|session|cam|site|scene|visit|year|hospital|clinic|"
     "scanner|device|location|station)(id|no|number)?|pid|"
     "(group|patient|subject|video|camera|person|participant)(s|name|code|key|nr|num|uu?id|index)"
@@ -158,6 +158,8 @@ class _LabelParser:
         for column in columns:
             self.add(column)
         example = next((label for row in self.sets for label in row if label not in self.names), "")
+        if len({frozenset(text.values) for text in texts}) == 1 and len(texts[0].values) == 2:
+            example += " (if the values mean yes or no, write 1 or 0)"
         remarks = {
             "-1 is read as no, not as unknown, in": [
                 column for column in flags if -1 in column.numbers
@@ -267,7 +269,7 @@ def _note_on_separator(cells: Collection[str], *, several: bool) -> list[str]:
     return []
 
 
-# columns and rows of a table ----------------------------------------------------------------------
+# tables that list images with their labels: one image per row, in CSV, TSV, JSON Lines or ---------
 
 _ID_COLUMNS = ("image_id", "image_name", "id_code", "image index", "id")
 """Headers of a column of names without suffix, used if no column has a usual name of paths."""
@@ -365,8 +367,12 @@ class _Table:
     """A table of labels while it is read: its columns, and the lines so far."""
 
     def __init__(self, source: Path, spec: DataSpec, others: Mapping[str, str]) -> None:
-        self.source, self.spec, self.root = source, spec, base_folder(source, spec.root)
-        self.copy = copy_of_table(source)
+        self.spec, self.root, self.copy = (
+            spec,
+            base_folder(source, spec.root),
+            copy_of_table(source),
+        )
+        self.source = source
         self.reader = (
             IndexReader(source, self.copy.data)
             if self.copy
@@ -591,6 +597,11 @@ class _Table:
             without = f", {count(groups[''], 'image')} without a group" * bool(groups[""])
             column = self.header[self.roles["group"]]
             yield f"{count(len(names), 'group')} of images in the column {column}{without}"
+            if {name.lower() for name in names} <= _FLAGS.keys():
+                yield (
+                    f"the groups in {column} are called {listing(sorted(names))}: if they are "
+                    "labels or attributes, use --set data.group=none"
+                )
         if others := listing(self.reader.other_sheets):
             yield f"only the worksheet {self.reader.sheet} is read, not {others}"
         if self.repeated:
@@ -621,7 +632,7 @@ class _Table:
                 setting, why = "label", "to read the labels from it, use"
             elif name.lower() in _WEIGHT_COLUMNS:
                 why = "sample weights are not supported"
-            elif _OTHER_GROUP.fullmatch(bare_name(name)) and not has_groups:
+            elif OTHER_GROUP.fullmatch(bare_name(name)) and not has_groups:
                 setting, why = "group", "if the images of one belong together, use"
             if why:
                 option = f" --set {shell_quote(f'data.{setting}={name}')}" * bool(setting)

@@ -10,13 +10,13 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from vitft.data.archive import KNOWN_ARCHIVES
-from vitft.data.arrays import TORCHVISION, TORCHVISION_SIDES, npz_subsets
+from vitft.data.arrays import PUBLISHED_SIZES, TORCHVISION, npz_subsets
 from vitft.data.remote.places import place_of
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import OTHER_EXCEL, TABLE_SUFFIXES
 from vitft.data.walk import ARCHIVE_SUFFIXES, suffix_of
 from vitft.system.errors import DataError, UsageError
-from vitft.system.files import WEIGHT_SUFFIXES
+from vitft.system.files import WEIGHT_SUFFIXES, weight_format
 from vitft.system.suggest import path_fix
 from vitft.system.text import describe_os_error, shell_quote
 
@@ -61,7 +61,7 @@ def check_is_folder(root: Path) -> None:
         raise DataError(f"{root} {what}", fix=fix.format(**names))
     data = (".npz", *TABLE_SUFFIXES)
     fix = path_fix(root, lambda entry: entry.is_dir() or entry.name.lower().endswith(data))
-    known = {name.lower(): name for name in TORCHVISION_SIDES}
+    known = {name.lower(): name for name in PUBLISHED_SIZES}
     if str(root).lower() in known and "did you mean" not in fix:
         fix = f"use --data {TORCHVISION}{known[str(root).lower()]}, which torchvision downloads"
     if str(root) in KNOWN_ARCHIVES:
@@ -78,22 +78,29 @@ _MOST_ENTRIES = 200
 
 def mistaken_data(path: Path) -> tuple[str, str] | None:
     """Return what the data at a path are and how to use them; None if its name is not of data."""
-    command = f"with `vitft finetune --data {shell_quote(str(path))}`"
     suffix = suffix_of(path.name)
-    if path.is_dir() and _has_images(path):
-        return "a folder of images", f"train on it {command}"
-    if not path.is_file():
+    command = f"with `vitft finetune --data {shell_quote(str(path))}`"
+    if path.is_dir():
+        return ("a folder of images", f"train on it {command}") if _has_images(path) else None
+    if not path.is_file() or (suffix in ARCHIVE_SUFFIXES and weight_format(path)):
         return None
     if suffix == ".npz":
+        names = []
         damaged = (OSError, ValueError, zipfile.BadZipFile, NotImplementedError)
         with contextlib.suppress(*damaged), zipfile.ZipFile(path) as archive:
-            if npz_subsets(name.removesuffix(".npy") for name in archive.namelist()):
-                return "a data set of labelled images", f"train on it {command}"
-    if suffix in TABLE_SUFFIXES:
-        return "a table", f"if it lists images, train on them {command}"
-    if suffix in FORMAT_BY_SUFFIX:
-        return "an image", "train on its folder with `vitft finetune --data DIR`"
-    return None
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+        found = npz_subsets(names)
+        return ("a data set of labelled images", f"train on it {command}") if found else None
+    directory = "`vitft finetune --data DIR`"
+    kinds: Sequence[tuple[Collection[str], tuple[str, str]]] = (
+        (TABLE_SUFFIXES, ("a table", f"if it lists images, train on them {command}")),
+        (FORMAT_BY_SUFFIX, ("an image", f"train on its folder with {directory}")),
+        (
+            ARCHIVE_SUFFIXES,
+            ("an archive", f"unpack it, and train on images in it with {directory}"),
+        ),
+    )
+    return next((data for suffixes, data in kinds if suffix in suffixes), None)
 
 
 def _has_images(folder: Path, *, depth: int = 2) -> bool:

@@ -19,7 +19,7 @@ from vitft.config.sections import DataSpec
 from vitft.data.arrays import find_arrays
 from vitft.data.groups import groups_of, no_columns, with_group_by
 from vitft.data.image_table import Images, Row, pack
-from vitft.data.label_table import read_label_table
+from vitft.data.label_table import GROUP, OTHER_GROUP, bare_name, read_label_table
 from vitft.data.listed_files import find_files
 from vitft.data.mistaken import check_is_folder
 from vitft.data.parts import (
@@ -71,7 +71,8 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
         raise empty_classes_error(folder, folder.empty)
     folder = _with_groups(folder, spec)
     if not (reference or spec.group or any(folder.column("group"))):
-        folder = replace(folder, notes=(*folder.notes, *filter(None, [_sequence_note(folder)])))
+        notes = filter(None, [_sequence_note(folder), _note_on_group_names(folder)])
+        folder = replace(folder, notes=(*folder.notes, *notes))
     _check_groups(folder)
     return folder
 
@@ -192,6 +193,12 @@ def _scan_table(source: Path, spec: DataSpec) -> Images:
     if len(parts) == 1:
         images = images.with_column("split", [""] * len(images.rows))
     doubts = _warnings_on_names(images.outputs.classes, several=bool(images.labels))
+    words = sum(len(name.split()) for name in classes)
+    if not images.labels and len(images.rows) < 3 * len(classes) and words >= 4 * len(classes):
+        doubts += (
+            f"labels such as {classes[0][:60]!r} have fewer than three images each. If they are "
+            "captions, choose a column of classes with --set data.label=NAME",
+        )
     bad = tuple(sorted(missing.items()))
     return replace(images, bad=bad, warnings=doubts).by_class()
 
@@ -243,6 +250,7 @@ def _scan_folder(root: Path, spec: DataSpec) -> Images:
 
 
 def _scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Images:
+    """Return the images in the class folders of all subsets (`""`: no split)."""
     names = {part: walk.folders_of(folder)[0] for part, folder in parts.items()}
     walk.raise_if_refused()
     main: Part = "train" if "train" in parts else ""
@@ -494,8 +502,7 @@ def _with_groups(folder: Images, spec: DataSpec, option: str = "--group-by") -> 
             f"the images of the group {listing(lacking)} are kept together. If they belong to no "
             "group, leave these cells empty"
         )
-    warnings = dict.fromkeys((*folder.warnings, *doubts))  # an evaluation calls this twice
-    return replace(folder, notes=tuple(notes), warnings=tuple(warnings))
+    return replace(folder, notes=tuple(notes), warnings=(*folder.warnings, *doubts))
 
 
 _ROBOFLOW = r"([^/]*)[.]rf[.]\w+[.]\w+$"
@@ -504,6 +511,8 @@ _SEQUENCE = r"([^/]*\d)[_ -][^_ /-]*\d\.\w+$"
 """Pattern of a name with the number of a sequence and the number of an image in it."""
 _DATE = r"(19|20)\d\d[-_.]?[01]\d[-_.]?[0-3]\d"
 """Pattern of a date in the name of a photo, which is not the number of a sequence."""
+_WHEN = re.compile(rf"{_DATE}|(19|20)\d\d([-_.][01]?\d)?|1\d\d(?=\w*[A-Z])[A-Z\d_]{{5}}")
+"""Name of a day, a month, a year, or a folder of a camera, such as `100CANON`."""
 _FRAME = r"frame[_ -]*\d+\.\w+$"
 
 
@@ -535,6 +544,20 @@ def _sequence_note(folder: Images) -> str:
         f"the names look like frames of a video, e.g. {frames[0]}: neighbouring frames are on both "
         "sides of the split, unless --group-by finds the video of each image in the path or names "
         "its column"
+    )
+
+
+def _note_on_group_names(folder: Images) -> str:
+    """Return a note if all classes are named like groups, e.g. cam1 and cam2, otherwise ""."""
+    names, first = folder.classes, folder.classes[0]
+    words = {bare_name(re.sub(r"\d+|(?<=[\W_])[A-Za-z]$|(?<=[a-z])[A-Z]$", "", n)) for n in names}
+    groups = (pattern.fullmatch(word) for pattern in (GROUP, OTHER_GROUP) for word in words)
+    if not (len(words) == 1 and any(groups)) and not all(map(_WHEN.fullmatch, names)):
+        return ""
+    return (
+        f"the classes {listing(names, most=3)} may be where or when the images were taken, not "
+        f"what they show: if so, make folders such as cat/{first}, and keep each together with "
+        "--group-by '([^/]*)/[^/]*$'"
     )
 
 

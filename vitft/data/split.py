@@ -30,7 +30,7 @@ from vitft.system.console import visible
 from vitft.system.errors import DataError, RunError
 from vitft.system.rundir import RunDir, damaged_file
 from vitft.system.suggest import misspelt_name
-from vitft.system.text import count, labelled, listing
+from vitft.system.text import count, labelled, listing, shortened
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,20 @@ def joined_groups(images: Images, duplicates: Mapping[str, str]) -> Mapping[str,
             own = place[digest]
             pairs.append((first.setdefault(("copies", name), own), own))
     return group_names([*place], pairs)
+
+
+def joined_note(images: Images, groups: Mapping[str, str], duplicates: Mapping[str, str]) -> str:
+    """Return a note if copies join groups of the user, if any; `groups` as from `joined_groups`."""
+    drawn = {(row.group, row.sha256) for row in images.rows if row.group and not row.split}
+    own, left = {group for group, _ in drawn}, {groups.get(digest, digest) for _, digest in drawn}
+    if len(left) >= len(own):
+        return ""
+    copies = "identical images or near-duplicates" if duplicates else "identical images"
+    return (
+        f"{copies} in different groups merge the {count(len(own), 'group')} into {len(left):,}, "
+        "because no image may be in both training and validation. vitft check lists the copies. "
+        "Drop them to keep the groups apart"
+    )
 
 
 def _units(images: Images, groups: Mapping[str, str]) -> _Array:
@@ -412,12 +426,14 @@ def check_folder_classes(folder: Images) -> str:
 
 
 def _class_counts(images: Images) -> Mapping[tuple[str, str], int]:
+    """Return the number of images of each class or label in each subset."""
     return Counter((name, row.split) for row in images.rows for name in images.names(row))
 
 
 def _check_enough(
     have: Mapping[tuple[str, str], int], folder: Images, *, by_time: bool = False
 ) -> None:
+    """Raise a DataError if classes have too few images for training and validation."""
     numbers = {name: (have[name, "train"], have[name, "val"]) for name in folder.outputs.classes}
     fix = "provide readable images: 1 of every class, and 2 (in 2 groups) of at least 2 classes"
     if folder.layout == "split":
@@ -452,6 +468,7 @@ def _check_enough(
 
 
 def _trained_only_note(have: Mapping[tuple[str, str], int], names: Sequence[str]) -> str:
+    """Return a note on the classes without validation images, or an empty string."""
     only = [name for name in names if not have[name, "val"]]
     if not only:
         return ""
@@ -542,8 +559,7 @@ def log_split(manifest: Images) -> None:
     from rich.cells import cell_len  # not needed to read a split
 
     largest = max(size[name] for name in shown)
-    titles = [visible(name) for name in shown]
-    titles = [t if len(t) <= _MAX_CLASS_NAME else f"{t[: _MAX_CLASS_NAME - 1]}…" for t in titles]
+    titles = [shortened(visible(name), _MAX_CLASS_NAME) for name in shown]
     widest = max(map(cell_len, titles))
     for name, title in zip(shown, titles, strict=True):
         train, val = have[name, "train"], have[name, "val"]

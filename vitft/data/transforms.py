@@ -76,6 +76,10 @@ class EvalTransform:
             problem = f"resizing images to more than {_MAX_RESIZED_SIDE:,} pixels per side"
             fix = "use a larger fraction, e.g. 0.9"
             raise UsageError(f"a crop of {self.crop:.3g} requires {problem}", fix=fix)
+        if self.interpolation not in RESAMPLING or self.fit not in CROP_MODES.values():
+            fix = f"set interpolation={'|'.join(RESAMPLING)} and fit=crop|squash|pad"
+            found = f"interpolation {self.interpolation!r} or fit {self.fit!r}"
+            raise UsageError(f"unknown {found}", fix=fix)
         if len(self.mean) != len(self.std):
             fix = "use one mean and one positive standard deviation per channel, e.g. 0.5"
             raise UsageError(f"invalid normalisation: mean {self.mean}, std {self.std}", fix=fix)

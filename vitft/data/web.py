@@ -42,6 +42,7 @@ class _PrivateAddressError(ValueError):
 
 
 def _check_address(host: str, address: str) -> None:
+    """Raise _PrivateAddressError if the numeric address of a host is private."""
     if not is_public(address):
         whose = f"{host} is" if host == address else f"{host} resolves to {address},"
         raise _PrivateAddressError(f"rejected: {whose} a private address")

@@ -34,6 +34,7 @@ from vitft.data.split import (
     first_part,
     images_of_weights,
     joined_groups,
+    joined_note,
     log_dates,
     log_split,
     run_manifest,
@@ -291,6 +292,8 @@ def split_images(
         copies = count(len(duplicates), "image")
         log.info(f"near-duplicates: {copies}. Each group is kept on one side of the split")
     groups = joined_groups(images, duplicates)
+    if note := joined_note(images, groups, duplicates):
+        log.warning(note)
     if fingerprints is not None and spec.like:
         former = group.main_only(lambda: _former_split(spec, images, fingerprints))
         if not {"val", "test"} & {*former.values()}:

@@ -18,6 +18,14 @@ def test_part(folder: Path) -> None:
     shutil.copytree(folder / "train", folder / "test")
 
 
+def in_groups(folder: Path) -> None:
+    """Draw four folders of two images each for two classes, and copy an image to another folder."""
+    for name in ("cat", "dog"):
+        for number in range(8):
+            draw(folder / "p" / name / f"{number // 2}" / f"{number}.jpg")
+    shutil.copy(folder / "p/cat/0/0.jpg", folder / "p/cat/1/8.jpg")
+
+
 def turned(folder: Path) -> None:
     """Draw 20 scenes of two classes, and save each again mirrored, rotated or as it is.
 

@@ -103,7 +103,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_an_archive_becomes_a_folder_and_its_digest_is_printed(
+def test_an_archive_becomes_a_folder_and_its_digest_is_recorded(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "mine"
@@ -116,8 +116,9 @@ def test_an_archive_becomes_a_folder_and_its_digest_is_printed(
     assert f"Next       vitft finetune --data {folder} --weights NAME\n" in printed.err
     assert scan(folder).classes == ("cat", "dog")
     assert (folder / "README").read_bytes() == NOISE
-    assert names(tmp_path) == ["mine"]
-    assert hashlib.sha256(site.files["/set.tar.gz"]).hexdigest() in printed.err
+    assert names(tmp_path) == ["mine", "mine.sha256"]
+    digest = hashlib.sha256(site.files["/set.tar.gz"]).hexdigest()
+    assert (tmp_path / "mine.sha256").read_text() == f"{digest}  {site.url}\n"
 
 
 def test_a_file_other_than_the_known_one_is_not_kept(site: Site, tmp_path: Path) -> None:
@@ -125,6 +126,19 @@ def test_a_file_other_than_the_known_one_is_not_kept(site: Site, tmp_path: Path)
         fetch_folder(site.url, tmp_path / "set", sha256="0" * 64, limits=QUICK)
 
     assert names(tmp_path) == []
+
+
+def test_a_second_fetch_of_a_changed_archive_is_refused_by_the_digest_of_the_first(
+    site: Site, tmp_path: Path
+) -> None:
+    fetch_folder(site.url, tmp_path / "set", limits=QUICK)
+    (tmp_path / "set").rename(tmp_path / "old")
+    site.files["/set.tar.gz"] = image_tar(extra=b"changed")
+
+    with pytest.raises(DataError, match=r"instead of \w{64}\. Nothing was kept\n.*set\.sha256"):
+        fetch_folder(site.url, tmp_path / "set", limits=QUICK)
+
+    assert names(tmp_path) == ["old", "set.sha256"]
 
 
 @pytest.mark.parametrize("fault", ["drop", "reset", "stall"])
@@ -301,3 +315,5 @@ def test_passwords_are_kept_in_no_file(site: Site, tmp_path: Path) -> None:
     assert "secret" not in f"{caught.value}{during}"
     assert site.asked[1].startswith("bytes=")  # although the file has the address without password
     assert first.rows == again.rows
+    assert "***@127.0.0.1" in (tmp_path / "set.sha256").read_text()
+    assert "secret" not in (tmp_path / "set.sha256").read_text()

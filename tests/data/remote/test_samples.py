@@ -43,16 +43,6 @@ def test_fields_may_contain_groups_and_several_labels(tmp_path: Path) -> None:
     assert [file.group for file in sorted(folder.rows, key=lambda f: f.path)] == ["p0", "p1", "p0"]
 
 
-def test_a_bar_in_a_list_of_labels_separates_none(tmp_path: Path) -> None:
-    def data(name: str, *rows: list[str]) -> str:
-        fields = ({"jpg": PICTURES[i], "json": json_text(label=row)} for i, row in enumerate(rows))
-        return write_shards(tmp_path / name, [shard({f"k{i}": f for i, f in enumerate(fields)})])
-
-    assert scanned(data("one", ["cat|indoors"], ["dog"])).classes == ("cat|indoors", "dog")
-    with pytest.raises(DataError, match=r"the label 'cat\|indoors' contains the character \|"):
-        scanned(data("two", ["cat|indoors", "grey"], ["dog"]))
-
-
 def test_the_names_of_shards_may_divide_the_data(tmp_path: Path) -> None:
     for number, part in enumerate(("train", "validation")):
         samples = {

@@ -85,6 +85,8 @@ def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None
             problem = f"{data} is a tar file, which may be a shard or an archive of a folder"
             fix = f"use --data wds:{data} if it is a shard (KEY.jpg, KEY.cls). Otherwise, unpack"
             raise UsageError(problem, fix=f"{fix} it, or {fetch}")
+        if re.search(r"\.(tar\.\w+|tgz|tbz2?|txz|zip)$", data, re.I) and os.path.isfile(data):  # noqa: PTH113
+            raise UsageError(f"{data} is an archive", fix="unpack it, and use the folder")
         if scheme:
             what = "is a web address, not" if is_url(data) else "cannot be read as"
             fix = "use wds:URL{00..99}.tar for tar shards, copy the folder to this machine, or "
@@ -166,10 +168,14 @@ def _without_braces(address: str) -> list[str]:
     while match := re.search(r"\{([^{}]*)\}", addresses[0]):
         texts = match[1].split(",")
         if limits := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
-            first, last = limits.groups()
-            numbers = range(int(first), int(last) + 1)[: _MAX_SHARDS + 1]
-            texts = [f"{number:0{len(first)}}" for number in numbers]
-        if not texts or texts == [match[1]]:
+            first, last = map(int, limits.groups())
+            # Numbers have leading zeros if one of the limits has
+            is_padded = any(n[0] == "0" and len(n) > 1 for n in limits.groups())
+            width = max(map(len, limits.groups())) if is_padded else 0
+            step = 1 if last >= first else -1
+            every = range(first, last + step, step)[: _MAX_SHARDS + 1]
+            texts = [f"{n:0{width}}" for n in every]
+        elif len(texts) == 1:
             fix = "use {00..99} for numbers, or {train,val} for names"
             raise UsageError(f"wds:{address}: {match[0]} is not a list of shards", fix=fix)
         if len(texts) * len(addresses) > _MAX_SHARDS:
@@ -249,13 +255,12 @@ def _text_fields(entry: ArchiveEntry, component: str) -> dict[str, str]:
         except ValueError as error:
             raise ArchiveRefusedError(f"the entry '{entry.name}' is not valid JSON") from error
         fields = value if isinstance(value, dict) else {"json": value}
-        texts = {}
-        for name, one in fields.items():
-            inner = one if isinstance(one, list) else [one]
-            if inner and not any(isinstance(item, list | dict) for item in inner):
-                # A list stays JSON, because a label may contain any separator
-                is_list = inner is one
-                texts[name] = json.dumps(one, ensure_ascii=False) if is_list else cell_text(one)
+        lists = {key: one if isinstance(one, list) else [one] for key, one in fields.items()}
+        texts = {
+            key: "|".join(cell_text(item) for item in items)
+            for key, items in lists.items()
+            if not any(isinstance(item, list | dict) for item in items)
+        }
     return {key: " ".join(one.strip().splitlines())[:_MAX_CELL] for key, one in texts.items()}
 
 
@@ -619,7 +624,9 @@ def _copy_split(
     if not images:
         problem = f"{place.text} has no column of images. Columns found: {listing(features)}"
         raise DataError(problem, fix="use a dataset with a column of the type Image")
-    stream = stream.decode(enable=False)
+    for name in images:
+        if isinstance(features[name], datasets.Image):
+            stream = stream.cast_column(name, datasets.Image(decode=False))
     if state["stream"]:
         stream.load_state_dict(state["stream"])
     found = stream.info.splits if stream.info else None
