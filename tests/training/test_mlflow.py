@@ -57,6 +57,10 @@ class Server:
         self.params += params
         self.metrics += metrics
 
+    def get_metric_history(self, run: str, key: str) -> list[Metric]:
+        assert run == self.id
+        return [one for one in self.metrics if one.key == key]
+
     def update_run(self, run: str, status: str) -> None:
         assert run == self.id
         self.statuses.append(status)
@@ -104,12 +108,21 @@ def test_a_run_logs_its_settings_steps_epochs_and_results(
     assert "mlflow: run run-5 at https://***@host" in capsys.readouterr().err
 
 
-def test_a_resumed_run_continues_the_run_of_the_server(
-    server: Server, few: Path, tiny_weights: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(Metric("epoch", 1, 0, 9), id="the first epoch"),
+        pytest.param(Metric("loss", 1, 0, 10), id="the step after it"),
+    ],
+)
+def test_a_resumed_run_sends_only_what_the_server_does_not_have(
+    server: Server, few: Path, tiny_weights: Path, tmp_path: Path, sent: Metric
 ) -> None:
     assert train(few, tiny_weights, tmp_path / "x", "--max-time", "0.001s") == 0
+    assert not server.metrics
+    server.metrics.append(sent)  # by a process that was killed before it saved its state
 
     assert main(["finetune", "--resume", str(tmp_path / "x")]) == 0
 
-    assert (server.steps("loss"), server.steps("val_loss")) == ([10, 20], [9, 18, 27])
+    assert (server.steps("loss"), server.steps("val_loss")) == ([10, 20], [18, 27])
     assert server.statuses == ["KILLED", "RUNNING", "FINISHED"]

@@ -15,9 +15,9 @@ from vitft.cli.main import main
 
 
 class Recorded(ModuleType):
-    """The parts of wandb that are used."""
+    """The parts of wandb that are used; the service has `step` steps of a run that is resumed."""
 
-    mode, is_known, is_reachable, is_lasting = "online", True, True, True
+    mode, step, is_known, is_reachable, is_lasting = "online", 0, True, True, True
 
     def __init__(self, **facts: Any) -> None:
         super().__init__("wandb")
@@ -44,6 +44,8 @@ class Recorded(ModuleType):
         self.started.append(facts)
         return SimpleNamespace(
             url="https://wandb.test/run",
+            step=self.step,
+            resumed=self.step > 0,
             summary=self.summary,
             log=self.log,
             finish=lambda *, exit_code: self.ended.append(exit_code),
@@ -136,14 +138,14 @@ def test_an_unreachable_service_stops_a_new_run_but_none_that_is_resumed(
     assert main(["finetune", "--resume", str(tmp_path / "later" / "x")]) == 0
 
 
-def test_a_resumed_run_keeps_its_id(
+def test_a_resumed_run_keeps_its_id_and_goes_on_after_the_last_step_of_the_service(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, before = train("--max-time", "0.001s")
-    wandb = Recorded()
+    wandb = Recorded(step=15)  # steps 0 to 14, with an epoch
     monkeypatch.setitem(sys.modules, "wandb", wandb)
 
     assert main(["finetune", "--resume", str(tmp_path / "x")]) == 0
 
     assert wandb.started[0]["id"] == before.started[0]["id"]
-    assert [step for step, _ in wandb.points] == [9, 10, 18, 20, 27]
+    assert [step for step, _ in wandb.points] == [18, 20, 27]

@@ -91,7 +91,8 @@ class Extractor:
 
     The cache is in `folder`, or in a temporary folder of this process. With `fp32`, images are
     decoded and resized by `EvalTransform`; otherwise, the faster and slightly less exact `resized`
-    is used where possible, unless `exact` is set. Each worker is a thread on one core.
+    is used where possible, unless `exact` is set. `workers` is the number of threads, each on one
+    core (default: `usable_cores`).
     """
 
     def __init__(
@@ -102,11 +103,12 @@ class Extractor:
         precision: str,
         max_pixels: int,
         exact: bool = False,
+        workers: int | None = None,
     ) -> None:
         self.device = next(prefix.parameters()).device
         self.prefix = prefix.in_precision(precision)
         self.limit = BatchLimit(batch_size(self.device.type, prefix.leading))
-        self.workers = usable_cores()
+        self.workers = workers or usable_cores()
         self.max_pixels = max_pixels
         self.precision = precision
         self.is_exact = exact or precision == "fp32"

@@ -97,6 +97,10 @@ class _MLflow(_Tracker):
 
         if self.id:
             self.client.update_run(self.id, status="RUNNING")
+            for key, after in (("loss", 0), ("epoch", 1)):
+                known = self.client.get_metric_history(self.id, key)
+                moments = (2 * point.step + after for point in known)
+                self.last_moment = max(self.last_moment, *moments, -1)
         else:
             found, create = self.experiment, self.client.create_experiment
             experiment = found.experiment_id if found else create(self.name)
@@ -147,6 +151,8 @@ class _Wandb(_Tracker):
             config=dict(settings),
             settings=self.settings,
         )
+        if self.run.resumed:
+            self.last_moment = max(self.last_moment, 2 * int(self.run.step) - 1)
         offline = f"offline run in {folder / 'wandb'} (upload it with `wandb sync`)"
         return str(self.run.url) if self.is_online else offline
 
