@@ -206,26 +206,48 @@ def test_temporary_files_of_a_killed_process_are_removed_after_a_day(tmp_path: P
     assert sorted(path.name for path in folder.glob(".*")) == [".new"]
 
 
-def test_more_files_than_may_be_open_are_read(tmp_path: Path) -> None:
+def test_more_files_than_may_be_open_are_read_and_then_merged(tmp_path: Path) -> None:
     store = Store(tmp_path, SPACE, (2, 3), "float32")
     for i, key in enumerate(keys(150)):
         store.add({key: row(i)})
         store.flush()
+    old = {path.name: path.read_bytes() for path in store.folder.glob("*.rows")}
 
     again = Store(tmp_path, SPACE, (2, 3), "float32")
 
-    for opened in (again, store):
-        assert all(same(opened.get(key), row(i)) for i, key in enumerate(keys(150)))
-        assert opened.map_rows.cache_info().currsize == 64
+    assert len(old) == 150
+    assert len([*store.folder.glob("*.rows")]) == 1
+    assert all(same(again.get(key), row(i)) for i, key in enumerate(keys(150)))
+    assert all(same(store.get(key), row(i)) for i, key in enumerate(keys(150)))  # still open
+    for name in [*old][:100]:  # as after a crash, before these were deleted
+        (store.folder / name).write_bytes(old[name])
+    after = Store(tmp_path, SPACE, (2, 3), "float32")
+    assert len([*store.folder.glob("*.rows")]) == 1
+    assert all(same(after.get(key), row(i)) for i, key in enumerate(keys(150)))
 
 
-def test_rows_of_a_file_that_is_deleted_are_missing_unless_they_are_in_use(tmp_path: Path) -> None:
-    store = filled(tmp_path)
-    for i, key in enumerate(keys(110)[10:]):
+def test_the_number_of_files_is_bounded_if_each_run_adds_few_rows(tmp_path: Path) -> None:
+    most = 0
+    for i, key in enumerate(keys(200)):
+        store = Store(tmp_path, SPACE, (2, 3), "float32")
         store.add({key: row(i)})
         store.flush()
-    shutil.rmtree(store.folder)
+        most = max(most, len([*store.folder.glob("*.rows")]))
 
-    found = [store.get(key) for key in keys(110)]
+    again = Store(tmp_path, SPACE, (2, 3), "float32")
 
-    assert sum(one is None for one in found) == 110 - 64 - 10 + 1
+    assert most == 65
+    assert again.damaged == 0
+    assert all(same(again.get(key), row(i)) for i, key in enumerate(keys(200)))
+
+
+def test_large_files_are_not_merged(tmp_path: Path) -> None:
+    store = Store(tmp_path, SPACE, (2**22,), "float32")  # 16 MiB
+    store.add({keys(1)[0]: np.ones(2**22, np.float32)})
+    store.flush()
+    for key in keys(66)[1:]:
+        os.link(next(store.folder.glob("*.rows")), store.folder / f"{key.hex()}.rows")
+
+    Store(tmp_path, SPACE, (2**22,), "float32")
+
+    assert len([*store.folder.glob("*.rows")]) == 66

@@ -3,14 +3,15 @@
 A `Store` contains the rows of one space, e.g. one combination of weights, cut, view and precision,
 and looks them up by key. On disk, a store is a folder of shards. Each shard is written
 once and never changed, so several processes can fill a store concurrently, and a crash loses only
-unflushed rows. Every row has a checksum that is verified when the row is read: a damaged row counts
-as missing and is recomputed. Rows are memory-mapped, not loaded. Each mapped shard uses a file
-descriptor, so only the most recently used shards are mapped.
+unflushed rows. Many small shards are replaced by one with the same rows. Every row has a checksum
+that is verified when the row is read: a damaged row counts as missing and is recomputed. Rows are
+memory-mapped, not loaded. Each mapped shard uses a file descriptor, so only the most recently used
+shards are mapped.
 """
 
 import contextlib
-import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -19,6 +20,7 @@ import threading
 import time
 import uuid
 import zlib
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from vitft.system.cores import cache_folder
+from vitft.system.errors import ResourceError, RunError
 from vitft.system.files import open_regular, read_regular, write_atomically, writing
 from vitft.system.structure import parse_json, structured
 
@@ -38,6 +41,7 @@ _MAPPED_SHARDS = 64
 """Maximum number of mapped shards per store: a run opens several stores, and some systems limit a
 process to 256 open files."""
 _SHARD_BYTES = 2**26  # of rows that are written as one shard, even if they have not waited long
+_SMALL_SHARD_BYTES = 2**24  # shards of fewer bytes are merged if there are over `_MAPPED_SHARDS`
 LIMIT_GB = 20.0  # total cache size in GB above which the least recently used spaces are removed
 _OPTION = "--cache DIR, or use --cache none"
 
@@ -69,7 +73,7 @@ class Store:
         self.folder = root / hashlib.sha256(self.text.encode()).hexdigest()[:32]
         self.places: dict[bytes, tuple[int, int]] = {}
         self.shards: list[tuple[Path, int, CachedRows]] = []  # offset and checksums of the rows
-        self.map_rows = functools.lru_cache(_MAPPED_SHARDS)(np.memmap)
+        self.mapped: OrderedDict[int, CachedRows] = OrderedDict()  # of the shards used last
         self.lock = threading.RLock()
         self.damaged = 0  # number of damaged rows and files found since the store was opened
         self.waiting: dict[bytes, CachedRows] = {}
@@ -80,6 +84,7 @@ class Store:
         with contextlib.suppress(OSError):  # read-only shared cache
             os.utime(self.folder)  # record the last use for `prune`
         self.find_new_shards()
+        self.merge_small_shards()
 
     def make_folder(self) -> None:
         """Create the folder and its description if missing, and remove stale temporary files."""
@@ -102,23 +107,56 @@ class Store:
         with self.lock:
             number = len(self.shards)
             self.shards.append((path, start, sums))
-            for row in range(len(sums)):
-                self.places[keys[row * _KEY_BYTES : (row + 1) * _KEY_BYTES]] = (number, row)
             if number < _MAPPED_SHARDS:  # map now, so that its rows outlast the file
                 self.rows_of(number)
+            for row in range(len(sums)):
+                self.places[keys[row * _KEY_BYTES : (row + 1) * _KEY_BYTES]] = (number, row)
 
-    def rows_of(self, number: int) -> CachedRows:
-        """Return the mapped rows of a shard."""
-        path, start, sums = self.shards[number]
-        return self.map_rows(path, self.dtype, "r", start, (len(sums), *self.shape))
+    def rows_of(self, number: int) -> CachedRows | None:
+        """Return the mapped rows of a shard, or None if its file was deleted or truncated."""
+        with self.lock:
+            if number not in self.mapped:
+                path, start, sums = self.shards[number]
+                shape = (len(sums), *self.shape)
+                try:
+                    self.mapped[number] = np.memmap(path, self.dtype, "r", start, shape)
+                except (OSError, ValueError):  # deleted or truncated
+                    return None
+            self.mapped.move_to_end(number)
+            if len(self.mapped) > _MAPPED_SHARDS:
+                self.mapped.popitem(last=False)  # rows in use keep their mapping alive
+            return self.mapped[number]
 
     def find_new_shards(self) -> None:
-        """Add shards that other processes have created."""
+        """Add shards that other processes have created, also while this one was reading some."""
         with self.lock:
             known = {path for path, _, _ in self.shards}
-            for path in sorted({*self.folder.glob("*.rows")} - known):
-                with contextlib.suppress(OSError):  # it was deleted, or no descriptor is free
-                    self.open_shard(path)
+            while new := {*self.folder.glob("*.rows")} - known:
+                for path in sorted(new):
+                    with contextlib.suppress(OSError):  # it was deleted, or no descriptor is free
+                        self.open_shard(path)
+                known |= new
+
+    def merge_small_shards(self) -> None:
+        """Replace many small shards by one; a crash meanwhile leaves rows in both, which is valid.
+
+        Other processes that read the old shards find the new one (see `get`).
+        """
+        sizes = [(len(sums) * self.row_bytes, i) for i, (_, _, sums) in enumerate(self.shards)]
+        small = sorted(one for one in sizes if one[0] < _SMALL_SHARD_BYTES)
+        if len(small) <= _MAPPED_SHARDS:
+            return
+        totals = itertools.accumulate(size for size, _ in small)
+        merged = {i for (_, i), total in zip(small, totals, strict=True) if total <= _SHARD_BYTES}
+        found = {key: self.get(key) for key, place in [*self.places.items()] if place[0] in merged}
+        rows = {key: np.array(row) for key, row in found.items() if row is not None}
+        with contextlib.suppress(RunError, ResourceError):  # read-only or full: keep the shards
+            if rows:
+                self.write_shard(rows)
+            for i in merged:
+                self.mapped.pop(i, None)  # Windows deletes no mapped file
+                with contextlib.suppress(OSError):
+                    self.shards[i][0].unlink()
 
     def __contains__(self, key: bytes) -> bool:
         """Return whether there is a row for a key, even a damaged one."""
@@ -131,13 +169,16 @@ class Store:
         place = self.places.get(key)
         if place is None:
             return None
-        with contextlib.suppress(OSError, ValueError):  # the file was deleted or truncated
-            row: CachedRows = self.rows_of(place[0])[place[1]]
-            if _checksum(key, row) == int(self.shards[place[0]][2][place[1]]):
-                return row
-        self.damaged += 1
-        self.places.pop(key, None)
-        return None
+        if (rows := self.rows_of(place[0])) is None:
+            self.places.pop(key, None)
+            self.find_new_shards()
+            return self.get(key)
+        row = rows[place[1]]
+        if _checksum(key, row) != int(self.shards[place[0]][2][place[1]]):
+            self.damaged += 1
+            del self.places[key]
+            return None
+        return row
 
     def add(self, rows: Mapping[bytes, CachedRows]) -> None:
         """Add rows, and write all pending rows if there are many or they have waited long."""
