@@ -4,6 +4,7 @@ Control characters in human-readable text are escaped (`console.visible`), so th
 be printed safely.
 """
 
+import codecs
 import contextlib
 import errno
 import io
@@ -25,6 +26,19 @@ _CLOSED_PIPE = 141
 _SUCCESSES = (0, 3)
 """Exit codes of commands that produced results; 3 means that some inputs could not be read."""
 
+_REPLACEMENTS = {"█": "#", "░": ".", "−": "-", "–": "-", "×": "x", "…": "...", "·": "|"}
+"""Replacements for characters that the encoding of a stream lacks; others are escaped."""
+
+
+def _replace_character(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Replace a character that cannot be encoded (error handler for `codecs.register_error`)."""
+    if isinstance(error, UnicodeEncodeError):
+        found = _REPLACEMENTS.get(error.object[error.start])
+        if found is not None:
+            return found, error.start + 1
+        error.end = error.start + 1
+    return codecs.backslashreplace_errors(error)
+
 
 class StdoutLostError(Exception):
     """Exception raised after stdout has failed, to end a command that only prints results."""
@@ -39,7 +53,8 @@ class SafeStream:
         self.failure: OSError | None = None
         self.is_used = False
         if isinstance(inner, io.TextIOWrapper):
-            inner.reconfigure(errors="backslashreplace")  # of characters that its encoding lacks
+            codecs.register_error("vitft", _replace_character)
+            inner.reconfigure(errors="vitft")
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - an attribute of any stream
         return getattr(self.inner, name)

@@ -502,7 +502,8 @@ def _with_groups(folder: Images, spec: DataSpec, option: str = "--group-by") -> 
             f"the images of the group {listing(lacking)} are kept together. If they belong to no "
             "group, leave these cells empty"
         )
-    return replace(folder, notes=tuple(notes), warnings=(*folder.warnings, *doubts))
+    warnings = dict.fromkeys((*folder.warnings, *doubts))  # an evaluation calls this twice
+    return replace(folder, notes=tuple(notes), warnings=tuple(warnings))
 
 
 _ROBOFLOW = r"([^/]*)[.]rf[.]\w+[.]\w+$"

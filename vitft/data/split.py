@@ -30,7 +30,7 @@ from vitft.system.console import visible
 from vitft.system.errors import DataError, RunError
 from vitft.system.rundir import RunDir, damaged_file
 from vitft.system.suggest import misspelt_name
-from vitft.system.text import count, labelled, listing, shortened
+from vitft.system.text import count, labelled, listing
 
 log = logging.getLogger(__name__)
 
@@ -559,7 +559,8 @@ def log_split(manifest: Images) -> None:
     from rich.cells import cell_len  # not needed to read a split
 
     largest = max(size[name] for name in shown)
-    titles = [shortened(visible(name), _MAX_CLASS_NAME) for name in shown]
+    titles = [visible(name) for name in shown]
+    titles = [t if len(t) <= _MAX_CLASS_NAME else f"{t[: _MAX_CLASS_NAME - 1]}…" for t in titles]
     widest = max(map(cell_len, titles))
     for name, title in zip(shown, titles, strict=True):
         train, val = have[name, "train"], have[name, "val"]

@@ -238,11 +238,17 @@ def _check_options(path: Path, options: _JobOptions) -> int:
         return 0
     try:
         written = json.loads(line)
-        changed = [key for key, value in options.items() if written[key] != value]
+        changed = [(key, written[key], now) for key, now in options.items() if written[key] != now]
     except (ValueError, KeyError, TypeError) as error:
         raise _foreign(path, line) from error
     if changed:
-        raise _cannot_resume(path, f"it was begun with another {listing(changed)}")
+        differ = [
+            f"another {key}"
+            if key in ("model", "threshold", "tree")
+            else f"{key} {begun or 'none'}, not {now or 'none'}"
+            for key, begun, now in changed
+        ]
+        raise _cannot_resume(path, f"it was begun with {listing(differ)}")
     return len(line)
 
 
@@ -271,6 +277,11 @@ def _in_group(name: str, group: str) -> str:
     return f"{name} in the group {group}" if group else name
 
 
+_OF_OPTIONS = (("class", "class_2"), ("class", "prediction_set"), ("classes", "prediction_set"),
+               ("class", "level"), ("classes", "level"))  # fmt: skip
+"""Columns that options add to tables, and to JSON Lines, which have `classes`."""
+
+
 def check_finished(
     out: Path, images: Iterator[ImageSource], form: RowFormat, shard: ProcessShard
 ) -> tuple[int, int]:
@@ -286,7 +297,7 @@ def check_finished(
         raise _cannot_resume(out, "it is complete", fix=_OTHER_FILE)
     reader = TableReader(out, missing=_OTHER_FILE, fix=_OTHER_FILE, error=RunError)
     columns, done, errors = next(reader.rows, []), 0, 0
-    wanted = form.columns if "class" in columns else [key]  # not of JSON or several labels
+    wanted = [key, *(n for kind, n in _OF_OPTIONS if kind in columns and n in form.columns)]
     if columns and (missing := [name for name in wanted if name not in columns]):
         raise _cannot_resume(out, f"it has no column {listing(missing)}", fix=_OTHER_FILE)
     for done, row in enumerate(reader, start=1):

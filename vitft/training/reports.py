@@ -117,6 +117,8 @@ def _audit_run(fitted: Fitted) -> AuditResults:
                 [copies[row.sha256] for row in some],
                 names,
             )
+            once = {row.path for row in some}  # copies count once in the results
+            mislabels = [one for one in mislabels if one["path"] in once]
     return audit_images(
         data.manifest,
         remarks=lambda row: row.odd,

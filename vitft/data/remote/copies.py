@@ -241,7 +241,10 @@ def _read_samples(path: Path, name: str, shown: str) -> tuple[list[_Sample], Cou
 
 
 def _text_fields(entry: ArchiveEntry, component: str) -> dict[str, str]:
-    """Return the text of a member, or the fields of its JSON object that are not nested."""
+    """Return the text of a member, or the fields of its JSON object that are not nested.
+
+    A list is joined with |, so one with | in its texts is left out, too.
+    """
     if entry.size > _MAX_MEMBER_BYTES:
         found = f"{entry.size:,} bytes, more than the limit of {_MAX_MEMBER_BYTES:,}"
         raise ArchiveRefusedError(f"the entry '{entry.name}' has {found}")
@@ -260,6 +263,7 @@ def _text_fields(entry: ArchiveEntry, component: str) -> dict[str, str]:
             key: "|".join(cell_text(item) for item in items)
             for key, items in lists.items()
             if not any(isinstance(item, list | dict) for item in items)
+            and not (len(items) > 1 and any("|" in str(item) for item in items))
         }
     return {key: " ".join(one.strip().splitlines())[:_MAX_CELL] for key, one in texts.items()}
 

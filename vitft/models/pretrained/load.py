@@ -257,6 +257,12 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         state["head.bias"] = torch.zeros(num_classes)
     model = build_model(state, target)
     notes += changes
+    if keeps_head and target.pool != source.pool:
+        notes.append(
+            "the head was trained with different pooling. Set num_classes to create a new head"
+        )
+    if keeps_head and not bool(weights.tensors["head.weight"].any()):
+        notes.append("the head in the file is all zeros. Set num_classes to create a new head")
     kept = "kept" if target.pre_logits else "dropped"
     head = {} if new_head else {"head": f"kept, {target.num_classes} classes"}
     head = head if target.num_classes else {"head": "none: the model returns features"}

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vitft.data.signatures import looks_like
 from vitft.models.card import TORCH_TYPES, sha256_of
-from vitft.models.pretrained.catalog import check_weight_file, file_and_part
+from vitft.models.pretrained.catalog import catalog_entries, check_weight_file, file_and_part
 from vitft.models.pretrained.convert import ROOT, described
 from vitft.models.pretrained.fetch import short_message
 from vitft.system.errors import WeightsError
@@ -141,6 +141,14 @@ def read_weights(
         raise WeightsError(
             f"the sha256 of {path} is {digest}, not {sha256}",
             fix="download the file again, or correct the digest",
+        )
+    # The name of a published file contains the first 8 digits of its digest
+    digits = re.search(r"-([0-9a-f]{8})\.", file.name)
+    is_published = any(entry.was == file.name for entry in catalog_entries())
+    if is_published and digits and not digest.startswith(digits[1]):
+        raise WeightsError(
+            f"{file} is not the published file of that name: its sha256 starts with {digest[:8]}",
+            fix="download the file again, or rename it if it contains other weights",
         )
     metadata: Mapping[str, str] = {}
     every: dict[str, Tensor] = {}
