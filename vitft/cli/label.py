@@ -61,7 +61,9 @@ def _label_command(args: argparse.Namespace) -> int:
     if root.is_file():
         raise UsageError(
             f"{root} is a file, not a folder of images",
-            fix="use a folder of image files, and --out TABLE to continue a table",
+            fix=f"to continue a table, run `vitft label FOLDER --out {shell_quote(str(root))}`"
+            if root.suffix.lower() == ".csv"
+            else "use a folder of image files, because arrays already contain labels",
         )
     check_is_folder(root)
     _check_table(table, root, is_default=args.out == "labels.csv")

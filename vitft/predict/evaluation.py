@@ -184,9 +184,10 @@ def _warn_of_images(
         if number := noted[note]:
             log.warning(f"skipped {number:,} of {count(len(predictions), 'image')}: {reason}")
     if used["validated"]:
+        kind = "is a validation image" if used["validated"] == 1 else "are validation images"
         log.warning(
             f"the results may be slightly optimistic: {used['validated']:,} of "
-            f"{count(images, 'image')} are validation images of the run, on which its "
+            f"{count(images, 'image')} {kind} of the run, on which its "
             "probabilities were calibrated and, if it was trained in epochs, the epoch was selected"
         )
     if used["copies"]:

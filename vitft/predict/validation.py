@@ -101,7 +101,8 @@ class HeldOut:
             high: float = math.inf,
         ) -> Any:  # noqa: ANN401
             values = np.asarray(arrays.get(name, ()))
-            with contextlib.suppress(ValueError, TypeError):  # values of another kind
+            # Values of another kind
+            with contextlib.suppress(ValueError, TypeError), np.errstate(invalid="ignore"):
                 values = values.astype(kind)
                 is_valid = np.isfinite(values) & (values >= low) & (values <= high)
                 if values.shape in shapes and is_valid.all():
