@@ -25,10 +25,10 @@ from vitft.system.files import writing
 log = logging.getLogger(__name__)
 
 _ANSWER_S = 5.0  # seconds to wait for the response to a metadata request
-_ATTEMPTS = 5  # maximum; huggingface_hub itself resumes a download that stalls
+_ATTEMPTS = 3  # maximum, if huggingface_hub itself does not retry
 FIRST_WAIT_S = 0.5  # seconds before the second attempt; doubled before each further one
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
-_LONGEST_WAIT_S = 60.0  # a busy hub may set the delay
+_BUSY_PATIENCE_S = 60.0  # maximum seconds to keep retrying; a busy hub may set the delay
 
 
 def fetch(
@@ -125,18 +125,29 @@ def _cached_or_downloaded(entry: CatalogEntry) -> Path:
     timeout: Any = (1.5, _ANSWER_S, _ANSWER_S, _ANSWER_S)  # seconds: connect, read, write, pool
     options: Any = {} if are_progress_bars_disabled() else {"tqdm_class": _DownloadBar}
     options |= {"revision": entry.revision, "etag_timeout": _ANSWER_S}
-    attempt = 0
+    attempt, deadline, is_reachable = 0, time.monotonic() + _BUSY_PATIENCE_S, False
     while True:
+        attempt += 1
         try:
             with _readable_errors(entry), plain_http():
-                get_hf_file_metadata(url, timeout=timeout)  # fails sooner than the next call
+                if not is_reachable:
+                    metadata = get_hf_file_metadata(url, timeout=timeout)
+                    if metadata.commit_hash is None or metadata.etag is None:
+                        raise _not_a_hub()
+                    attempt, is_reachable = 1, True
                 return Path(hf_hub_download(entry.repo, entry.file, **options))
         except (http_error(), OSError) as error:  # OSError: the content has the wrong length
-            if type(error).__name__ in ("ConnectError", "ConnectTimeout"):
+            kind = type(error).__name__
+            if not is_reachable and kind in ("ConnectError", "ConnectTimeout"):
                 why = f"{constants.ENDPOINT} cannot be reached ({short_message(error)})"
                 return _from_cache(entry, why=why)
-            attempt += 1
-            _wait_or_raise(entry, error, attempt)
+            most = _ATTEMPTS
+            if is_reachable:
+                deadline = time.monotonic() + _BUSY_PATIENCE_S
+                most = 0 if "Timeout" in kind else most  # huggingface_hub tried five times
+            elif status_of(error) is not None:
+                most = 9  # a busy hub answers
+            _wait_or_raise(entry, error, attempt, most, deadline)
 
 
 def _from_cache(entry: CatalogEntry, *, why: str) -> Path:
@@ -155,7 +166,9 @@ def _from_cache(entry: CatalogEntry, *, why: str) -> Path:
         ) from error
 
 
-def _wait_or_raise(entry: CatalogEntry, error: Exception, attempt: int) -> None:
+def _wait_or_raise(
+    entry: CatalogEntry, error: Exception, attempt: int, most: int, deadline: float
+) -> None:
     """Wait before another attempt, or raise the error for the download if it would not help."""
     from huggingface_hub import constants
 
@@ -166,10 +179,11 @@ def _wait_or_raise(entry: CatalogEntry, error: Exception, attempt: int) -> None:
     if status == 404 or is_loop:
         raise _not_a_hub() from error  # a real hub explains a 404 response
     stated = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
-    wait = float(stated) + 0.1 if stated.isdecimal() else FIRST_WAIT_S * 2 ** (attempt - 1)
+    is_stated = re.fullmatch(r"\d{1,4}", stated)
+    wait = float(stated) + 0.1 if is_stated else FIRST_WAIT_S * 2 ** (attempt - 1)
     is_refused = status is not None and status not in (408, 429) and status < 500
     reason = describe_failure(error)
-    if is_refused or attempt == _ATTEMPTS or wait > _LONGEST_WAIT_S:
+    if is_refused or attempt >= most or time.monotonic() + wait > deadline:
         raise WeightsError(
             f"download of {entry.repo}/{entry.file} failed: {reason}. No partial file was kept",
             fix="run the command again, or download the file by other means and pass its path",
