@@ -243,7 +243,7 @@ def test_an_npz_of_a_hybrid_gives_the_outputs_of_timms_loader(tmp_path: Path) ->
 
     assert (again(images) - theirs(images)).abs().max() <= 1e-5  # the file is as timm expects it
     assert (ours(images) - theirs(images)).abs().max() <= 1e-5
-    assert report.architecture.endswith("stem=(2, 2, 2, 2)")
+    assert report.architecture.endswith("ResNet stem 2-2-2-2")
 
 
 def google_hybrid(model: Any) -> dict[str, Any]:

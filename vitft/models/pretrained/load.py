@@ -7,7 +7,7 @@ timm builds and adapts, and `load_initial_model` the model that the settings of 
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,11 +51,6 @@ _FLAVOURS = {
     "clip": "OpenAI's CLIP",
     "vitft": "vitft checkpoint",
 }
-_DESCRIBED = (
-    *("image_size", "patch_size", "width", "depth", "heads", "num_classes", "pre_logits"),
-    *("mlp_ratio", "norm_eps", "drop_path"),
-)
-"""Settings of a ViT that a description states in another way, or does not state."""
 _Sides = int | tuple[int, int] | None  # pixels; None for the size used in training
 
 
@@ -104,20 +99,33 @@ class LoadReport:
 
 
 def _describe(config: AnyConfig) -> str:
-    """Return the name of an architecture in the notation of papers, and its unusual settings."""
+    """Return the name of an architecture in the notation of papers, e.g. "ViT-B/16 224 px"."""
     if isinstance(config, TimmConfig):
         return f"timm's {config.timm}, {format_size(config.image_size)} px"
     named = {(size.width, size.depth, size.heads): name for name, size in SIZES.items()}
     name = named.get((config.width, config.depth, config.heads))
-    shape = f"{format_size(config.patch_size)} {format_size(config.image_size)} px"
-    parts = [f"ViT-{SIZE_LETTERS[name]}/{shape}" if name else f"ViT/{shape}"]
+    size, extras = f"-{SIZE_LETTERS[name]}" if name else "", list[str]()
     if not name:
-        parts += [count(config.depth, "block"), f"width {config.width}"]
-        parts.append(count(config.heads, "head"))
-    for one in fields(config):
-        if one.name not in _DESCRIBED and (value := getattr(config, one.name)) != one.default:
-            parts.append("rotary positions" if one.name == "rope" else f"{one.name}={value}")
-    return ", ".join(parts)
+        extras += [count(config.depth, "block"), f"width {config.width}"]
+        extras.append(count(config.heads, "head"))
+    if config.stem is not None:
+        extras.append(f"ResNet stem {'-'.join(str(n) for n in config.stem) or 'of one layer'}")
+    if config.convs:
+        channels = ", ".join(str(n) for n in config.convs)
+        extras.append(f"{count(len(config.convs), 'convolution')} ({channels} channels)")
+    extras += ["distilled"] * config.distilled + ["LayerScale"] * bool(config.layer_scale)
+    extras += [count(config.registers, "register")] * bool(config.registers)
+    extras += [config.activation] * (config.activation != "gelu")
+    extras += ["SwiGLU"] * config.gated_mlp + ["RMSNorm"] * (config.norm_layer == "rmsnorm")
+    extras += ["rotary positions"] * bool(config.rope)
+    extras += ["attention pooling"] * (config.pool == "map")
+    extras += ["no final norm"] * (not config.final_norm)
+    extras += ["LayerNorm before the first block"] * config.embed_norm
+    extras += ["no class token"] * (not config.class_token)
+    extras += ["post-norm"] * (config.norm == "post")
+    extras += [count(config.in_channels, "channel")] * (config.in_channels != 3)
+    tail = "".join(f", {extra}" for extra in extras)
+    return f"ViT{size}/{format_size(config.patch_size)} {format_size(config.image_size)} px{tail}"
 
 
 def _describe_statistics(transform: EvalTransform) -> str:
