@@ -125,14 +125,14 @@ def test_suggested_commands_are_quoted_as_the_shell_expects(
     assert joined == command
 
 
-def test_characters_that_a_terminal_lacks_are_escaped() -> None:
+def test_characters_that_a_terminal_lacks_are_replaced_by_similar_ones() -> None:
     inner = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
 
     stream = SafeStream(inner)
-    stream.write("█ 3 × 3 … 花")
+    stream.write("███░ −2.5 × 3 … 花")
     stream.flush()
 
-    assert inner.buffer.getvalue().decode("cp1252") == "\\u2588 3 × 3 … \\u82b1"
+    assert inner.buffer.getvalue().decode("cp1252") == "###. -2.5 × 3 … \\u82b1"
 
 
 def test_text_files_have_an_encoding_and_written_ones_a_newline() -> None:
