@@ -510,7 +510,8 @@ def _declared_size(kind: str, data: bytes) -> tuple[int, int] | None:
 
 def upright_rgb(picture: Image.Image, name: str, grey_range: GreyRange = ()) -> Image.Image:
     """Convert a PIL image to upright RGB by its EXIF data; raise an ImageError if it is damaged."""
-    if grey_range and not _is_wide(picture) and ";16" in str(getattr(picture, "tile", "")):
+    layout = str(getattr(picture, "tile", ""))
+    if grey_range and not _is_wide(picture) and re.search(";16[LBN]", layout):
         raise ImageError(name, "16-bit colour, which Pillow reduces to 8 bits: pass its path")
     try:
         picture.load()

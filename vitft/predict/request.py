@@ -196,12 +196,17 @@ class PredictRequest(Marks):
                 f"--counts does not support --format {self.format}",
                 fix=f"use --format {', '.join(_COUNT_FORMATS[:-1])} or {_COUNT_FORMATS[-1]}",
             )
-        of_rows = (self.top_k > 1, self.threshold, self.precision, self.coverage, self.bom)
-        if self.counts and self.out is None and any(of_rows):
+        of_rows = {
+            "--top-k": self.top_k > 1,
+            "--threshold": self.threshold,
+            "--precision": self.precision,
+            "--coverage": self.coverage,
+            "--bom": self.bom,
+        }
+        if self.counts and self.out is None and (used := [o for o, v in of_rows.items() if v]):
             raise UsageError(
-                "--top-k, --threshold, --precision, --coverage and --bom have no effect, because "
-                "--counts prints no rows",
-                fix="remove them, or write the rows to a file with --out",
+                f"{used[0]} has no effect, because --counts prints no rows",
+                fix=f"remove {used[0]}, or write the rows to a file with --out",
             )
         if self.style != "csv" and self.bom:
             raise UsageError("--bom needs the CSV format", fix="add --format csv, or remove --bom")

@@ -75,9 +75,10 @@ def read_run_bytes(path: Path) -> bytes | None:
 
 def read_run_json(path: Path, kind: type[_Content]) -> _Content | None:
     """Return the content of a run's JSON file as `kind`, or None if it does not exist."""
-    data = read_run_bytes(path)
-    with _damage_reported(path):
-        return None if data is None else cast("_Content", structured(parse_json(data), kind))
+    with _damage_reported(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        value = parse_json(read_regular(path, limit=_MAX_TEXT_BYTES))  # the bytes are freed at once
+        return cast("_Content", structured(value, kind))
+    return None
 
 
 def read_run_lines(path: Path, kind: type[_Content]) -> tuple[_Content, ...]:

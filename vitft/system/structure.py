@@ -32,8 +32,8 @@ def parse_json(data: str | bytes) -> Any:  # noqa: ANN401 - any JSON value
         ValueError: The text is not strict JSON in UTF-8, or is nested too deeply.
     """
     try:
-        text = data if isinstance(data, str) else data.decode("utf-8")
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        data = data if isinstance(data, str) else data.decode("utf-8")  # frees the bytes, if large
+        return json.loads(data, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 

@@ -18,8 +18,14 @@ def labelled(label: str, text: str) -> str:
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
-    """Return a fraction as a percentage, such as `94.6%`, or a dash for None."""
-    return "–" if fraction is None else f"{100 * fraction:.{digits}f}%"
+    """Return a fraction as a percentage, such as `94.6%`, or a dash for None.
+
+    Only 1 is 100%: a fraction that would be rounded up to it is rounded down.
+    """
+    if fraction is None:
+        return "–"
+    largest = 100 if fraction > 1 - 1e-9 else 100 - 10.0**-digits
+    return f"{min(100 * fraction, largest):.{digits}f}%"
 
 
 def requested_percent(fraction: float) -> str:
@@ -69,7 +75,7 @@ def interval(bounds: Sequence[float] | None, digits: int = 1) -> str:
     """Return `91.0 to 96.8%` for bounds given as fractions, or an empty string for None."""
     if not bounds:
         return ""
-    return f"{100 * bounds[0]:.{digits}f} to {percent(bounds[1], digits)}"
+    return f"{100 * bounds[0]:.{digits}f} to {100 * bounds[1]:.{digits}f}%"
 
 
 def points(difference: float) -> str:

@@ -35,7 +35,7 @@ class Result:
 
     run: Path
     figures: RunResults
-    """Contents of eval.json; empty if the run was stopped before the end of its first epoch."""
+    """Contents of eval.json; empty if the run was stopped before anything was measured."""
     status: str = "finished"
     """Exit status as in environment.json: finished, interrupted, terminated or out of time."""
     exit_code: int = 0
@@ -73,8 +73,11 @@ def run_finetuning(
     """Fine-tune pretrained weights on labelled images and write the run directory `out`.
 
     On a signal (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) or at the time limit, the training state and any
-    best weights are saved, so that the run can be resumed. Random number generators, thread counts
-    and signal handlers are restored at the end, but malloc settings are not (see `system.cores`).
+    best weights are saved, so that the run can be resumed. Under torchrun, every process calls this
+    function: each computes its share, they stop together, and only the first writes the run.
+
+    Random number generators, thread counts and signal handlers are restored at the end, but malloc
+    settings are not (see `system.cores`).
 
     Args:
         config: The settings; for a resumed run, those in its directory.
@@ -93,32 +96,32 @@ def run_finetuning(
         ResourceError: Memory or disk space ran out, or a process was lost.
     """
     with Runtime.enter(config, out, resume=resume, max_seconds=max_seconds) as runtime:
-        # The images and their labels, and a pretrained model, cut where its frozen layers end. Each
-        # resolves settings that depend on it: where the data are, the learning rate of the layers
+        # List the images, then load the model, cut where its frozen layers end. Both fill in
+        # settings that were left open: the path of the data, the learning rates of the layers
         folder, config = list_images(config, runtime, folder)
         pipeline, report, config = load_model(folder, config, runtime)
 
         # One pass over all images caches the features of the frozen layers, if there are any, and
-        # what the split needs to keep copies together. Later stages may need further features
+        # on request fingerprints, by which the split keeps near-copies together
         images, features, fingerprints = extract_features(pipeline, folder, config, runtime)
         data = split_images(images, folder.rows, fingerprints, pipeline, config, runtime)
         if config.train.teacher:
             data = with_soft_targets(data, config)
         inputs = first_inputs(data, pipeline, features, config)
         start = Start(config=config, pipeline=pipeline, report=report, inputs=inputs)
-        start = try_other_starts(start, runtime)  # with a time budget: e.g. a larger input size
+        start = try_other_starts(start, runtime)  # given a budget: e.g. a larger input size
 
         with open_run(out, start, runtime) as run:
             fitted = Fitted(start, run, runtime)
-            fitted.resume()  # finds the state of an earlier process; its stage loads it
-            with status_recorded(fitted):  # a stop (signal, time limit) ends this block
+            fitted.resume()  # finds a saved state; the stage it belongs to loads it
+            with status_recorded(fitted):  # a stop (signal, time limit) skips to its end
                 try:
                     fit(fitted)
-                finally:  # the best weights are saved first, however training ended
+                finally:  # after a stop or an error, too
                     write_best(fitted)
-                write_final(fitted, evaluate(fitted))  # as `vitft predict` will answer
+                write_final(fitted, evaluate(fitted))  # the accuracy that `vitft predict` will have
                 write_reports(fitted)  # label errors, duplicates, statistics of the features
-            if runtime.status != "finished" and not fitted.is_reported:
+            if runtime.status != "finished" and not fitted.is_reported:  # on what there is
                 write_reports(fitted, complete=False)
             return Result(
                 run=run.path,
@@ -131,22 +134,23 @@ def run_finetuning(
 def fit(fitted: Fitted) -> None:
     """Solve a head or take optimiser steps, stage by stage, from the start or the saved state.
 
-    With a time budget, a search by trials then decides which further layers are trained.
+    After a solved head, a time budget is spent on trials that choose further layers to train.
     """
     best, saved, number = fitted.best, fitted.saved, 0
-    first = saved.facts["stage"] if saved else 0  # those before were finished by another process
+    first = saved.facts["stage"] if saved else 0  # earlier stages are finished
     while number < len(fitted.config.train.stages):  # `choose_layers` may add a stage
-        config, stage, is_new = fitted.config, fitted.config.train.stages[number], number > first
+        config, stage = fitted.config, fitted.config.train.stages[number]
+        state = saved if number == first else None  # what this stage continues from
+        if number > first:  # it starts from the best weights of the previous stage
+            best.restore()
+            best.weights = {}  # to save memory: the model has them
         if number:
-            if is_new:  # otherwise the stage loads the weights of the saved state
-                best.restore()
-                best.weights = {}  # the model has them
             log.info(
                 f"next stage: --train {stage}, starting from the weights of the previous stage"
             )
             fitted.inputs = next_inputs(best.model, fitted.inputs, config, stage)
-            if is_new:
-                best.weights = best.copy_weights()  # this stage trains more tensors
+        if number > first:
+            best.weights = best.copy_weights()  # this stage trains more tensors
         if number >= first and config.solves(stage):
             # L-BFGS on cached features; cross-validation chooses the penalty and scores the images
             solved = solve_head_stage(fitted)
@@ -155,7 +159,7 @@ def fit(fitted: Fitted) -> None:
         elif number >= first:
             # Epochs of batches: after each, validate and keep the best weights. The state is saved
             # at intervals, and the optimiser restored from it
-            if saved and not is_new:  # what is written if the run stops before the next line
-                best.load(saved.facts["best"], saved.best)
-            StepStage(fitted, number).run(None if is_new else saved)
+            if state:  # for `write_best`, if a stop comes before the stage has loaded it
+                best.load(state.facts["best"], state.best)
+            StepStage(fitted, number).run(state)
         number += 1

@@ -13,6 +13,7 @@ Notation: h, w sides of an image; H, W sides of the resized image; C channels of
 """
 
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,7 +62,7 @@ def read_file(path: str | Path) -> DecodedPixels:
     image: Any = Image.open(path, formats=("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF"))
     layout = str(image.tile)
     image.load()
-    if GREY_RANGE and image.mode in ("RGB", "RGBA") and ";16" in layout:
+    if GREY_RANGE and image.mode in ("RGB", "RGBA") and re.search(";16[LBN]", layout):
         raise ValueError("16-bit colour, which Pillow reduces: fill DecodedPixels with its samples")
     orientation, transparent = image.getexif().get(0x0112, 1), image.info.get("transparency")
     if image.mode == "F" or image.mode.startswith("I"):
