@@ -9,6 +9,7 @@ or Spark reads itself, e.g. in an object store. OUT is a new folder of Parquet f
 columns of `SCHEMA`. Install `ray[data]`, or `pyspark`, pandas and pyarrow, beside vitft.
 """
 
+import pickle  # noqa: TID251 - between the workers of one job
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -24,6 +25,19 @@ SCHEMA = "path string, class string, probability double, notes string, error str
 """Columns of the result. An unusable image has an `error`, no class and no probability (NaN)."""
 
 
+class Prepare:
+    """Decoder of batches, for workers without a GPU: the first of two stages."""
+
+    def __init__(self, run: str) -> None:
+        """Load the model of a run directory or model file, whose transform prepares the images."""
+        self.model = vitft.load(run, device="cpu")
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return `path` and `prepared`, which `Classify` reads, given `path` and `bytes`."""
+        prepared = [pickle.dumps(one) for one in self.model.prepare(list(batch["bytes"]))]
+        return {"path": batch["path"], "prepared": np.array(prepared, dtype=object)}
+
+
 class Classify:
     """Classifier of batches, as Ray Data's `map_batches` uses it: constructed once per worker."""
 
@@ -34,9 +48,13 @@ class Classify:
     def __call__(self, batch: Batch) -> Batch:
         """Classify a batch with the column `path` and, if the workers do not read files, `bytes`.
 
-        `path` contains the paths of the images, and `bytes` the contents of these files.
+        `path` contains the paths of the images, and `bytes` the contents of these files. In their
+        place, there may be the column `prepared` of `Prepare`.
         """
-        found = self.model.predict(list(batch["bytes"] if "bytes" in batch else batch["path"]))
+        if "prepared" in batch:
+            found = self.model.predict([pickle.loads(one) for one in batch["prepared"]])
+        else:
+            found = self.model.predict(list(batch["bytes"] if "bytes" in batch else batch["path"]))
         return {
             "path": batch["path"],
             "class": np.array(["" if one.error else one.answer for one in found], dtype=object),
@@ -57,15 +75,25 @@ def classify_frames(frames: Iterable[Any], *, run: str) -> Iterator[Any]:
         yield frame[["path"]].assign(**found)
 
 
-def with_ray(run: str, images: str, out: str, *, workers: int = 1, gpus: float = 0) -> None:
+def with_ray(
+    run: str, images: str, out: str, *, workers: int = 1, gpus: float = 0, decoders: int = 0
+) -> None:
     """Classify a folder with Ray Data; `gpus` is the number of GPUs of each worker.
 
+    With `decoders`, as many other workers decode the images, so that a GPU need not wait for it.
     Each worker takes a core, and reading needs another one: as many workers as there are cores wait
     forever.
     """
     import ray
 
     files = ray.data.read_binary_files(images, include_paths=True)  # columns `bytes` and `path`
+    if decoders:
+        files = files.map_batches(
+            Prepare,
+            fn_constructor_kwargs={"run": run},
+            batch_size=256,
+            compute=ray.data.ActorPoolStrategy(size=decoders),
+        )
     files.map_batches(
         Classify,
         fn_constructor_kwargs={"run": run},

@@ -1,6 +1,7 @@
 """The Python API."""
 
 import inspect
+import pickle  # noqa: TID251 - as a program with several processes
 import re
 import runpy
 import sys
@@ -10,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vitft
 from tests.conftest import draw_folder, tiny_home
@@ -44,6 +46,28 @@ def test_features_are_the_input_of_the_head(trained: Trained, image_folder: Path
     assert features.dtype == np.float32
     assert trained.features([]).shape == (0, size)
     assert trained.features(files[3])[0] == pytest.approx(features[3], abs=1e-5)
+
+
+def test_many_images_get_the_answers_of_each_alone_also_if_prepared_before(
+    trained: Trained, image_folder: Path
+) -> None:
+    files = sorted(image_folder.rglob("*.png"))
+    picture = Image.open(files[12])
+    images: list[Any] = [*files, picture, picture, b"no image", np.asarray(picture), *files[:9]]
+
+    many = trained.predict(iter(images))
+    prepared = trained.predict(pickle.loads(pickle.dumps(trained.prepare(images))))
+    alone = [trained.predict(image)[0] for image in images]
+
+    assert many[32].error
+    assert trained.predict(trained.prepare(files[0])[0])[0].answer == alone[0].answer
+    for found in (many, prepared):
+        assert [one.path for one in found[:30]] == list(map(str, files))
+        assert [one.path for one in found[30:34]] == ["30", "31", "32", "33"]
+        assert [(one.classes, one.error) for one in found] == [(o.classes, o.error) for o in alone]
+        values = [value for one in found for value in one.probabilities]
+        wanted = [value for one in alone for value in one.probabilities]
+        assert values == pytest.approx(wanted, abs=1e-5)
 
 
 def test_a_precision_chooses_the_threshold(trained: Trained, image_folder: Path) -> None:

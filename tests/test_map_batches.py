@@ -73,6 +73,16 @@ def test_a_batch_of_paths_or_bytes_gets_the_predictions_of_the_model(
         assert [math.isnan(value) for value in found["probability"]] == bad
 
 
+def test_two_stages_give_the_same_rows_as_one(home: Path, example: Any) -> None:
+    batch, run = batch_of(home), str(home / "run")
+    batch["bytes"] = np.array([Path(path).read_bytes() for path in batch["path"]], dtype=object)
+
+    found = example.Classify(run)(example.Prepare(run)(batch))
+
+    for name, wanted in example.Classify(run)(batch).items():
+        np.testing.assert_array_equal(found[name], wanted)
+
+
 def test_pandas_frames_are_classified(home: Path, example: Any) -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     frame = pandas.DataFrame(batch_of(home))

@@ -9,10 +9,11 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from io import BytesIO
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, Unpack
 
@@ -31,7 +32,13 @@ from vitft.config.schema import require
 from vitft.config.sections import TrainSpec
 from vitft.data.demo import demo_data
 from vitft.data.image_table import Images
-from vitft.data.images import array_from_tensor, image_from_array, upright_rgb
+from vitft.data.images import (
+    array_from_tensor,
+    image_from_array,
+    in_chunks,
+    in_order,
+    upright_rgb,
+)
 from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import explain as explain_inputs
 from vitft.explain.attribution import map_title, scale_maps
@@ -397,7 +404,7 @@ class Trained:
     @_in_python
     def predict(
         self,
-        images: Picture | Iterable[Picture],
+        images: Picture | LoadedImage | Iterable[Picture | LoadedImage],
         *,
         top_k: int = 1,
         threshold: float = 0.0,
@@ -407,8 +414,8 @@ class Trained:
     ) -> Predictions:
         """Return one prediction per image: the `top_k` most probable classes.
 
-        In a notebook, the returned list is displayed as a table, with images for the first
-        predictions.
+        Images may also be the results of `prepare`. In a notebook, the returned list is displayed
+        as a table, with images for the first predictions.
 
         A prediction whose largest probability is below the threshold is marked `not sure`. A
         prediction of a multi-label model contains the probabilities of all labels; its `labels` are
@@ -439,11 +446,37 @@ class Trained:
         )
         postprocess = replace(self.postprocess, top_k=top_k).marking(marks, self.folder)
         pipeline = Pipeline(self.engine, postprocess, keep_views=True)
-        predictions = Predictions()
+        predictions, loading = Predictions(), self._loading(images)
+        first = [*islice(loading, PREDICT_BATCH_SIZE + 1)]
+        if len(first) > PREDICT_BATCH_SIZE:
+            predictions.add_batch(pipeline.run(chain(first, loading), lambda load: load()))
+            return predictions
+        # Too few for a batch per core: all cores score one batch at a time
         size = PREDICT_BATCH_SIZE if isinstance(self.engine, Predictor) else self.engine.batch
-        for batch in numbered_batches(images, size):
-            predictions.add_batch(pipeline.predict_batch([self.load_image(i, p) for i, p in batch]))
+        for chunk in in_chunks(first, size):
+            predictions.add_batch(pipeline.predict_batch([load() for load in chunk]))
         return predictions
+
+    def prepare(self, images: Picture | Iterable[Picture]) -> list[LoadedImage]:
+        """Decode and preprocess images, for `predict` in this process or another one.
+
+        Several processes can thus prepare on CPUs what one with a GPU predicts. The objects can be
+        pickled. `view` is the uint8 array (H, W, 3) that the model reads, or None with an `error`.
+
+        Raises:
+            UsageError: An image has an unsupported type.
+        """
+        workers = self.engine.workers
+        return [*in_order(lambda load: load(), self._loading(images), workers=workers)]
+
+    def _loading(self, images: object) -> Iterator[Callable[[], LoadedImage]]:
+        """Yield a function for each image that prepares it, in any thread."""
+        for batch in numbered_batches(images, 1):
+            load = partial(self.load_image, *batch[0])
+            if not isinstance(batch[0][1], str | os.PathLike | bytes):
+                found = load()  # an object that may be shared, or change later
+                load = partial(LoadedImage, *found)
+            yield load
 
     def features(self, images: Picture | Iterable[Picture]) -> ScoreArray:
         """Return the input to the head for each of n images: float32 (n, `feature_size`).
@@ -546,8 +579,10 @@ class Trained:
             "--transformers",
         )
 
-    def load_image(self, index: int, picture: Picture) -> LoadedImage:
+    def load_image(self, index: int, picture: Picture | LoadedImage) -> LoadedImage:
         """Return the preprocessed image, or an error if the image is unusable."""
+        if isinstance(picture, LoadedImage):
+            return picture
         name = picture_name(index, picture)
         try:
             picture = read_picture(picture)

@@ -3,20 +3,21 @@
 #
 #   sbatch examples/cluster/slurm.sh
 #
-# Five minutes before the time limit, vitft saves its state. Submit the file again to continue.
+# Submit it where vitft is installed, on a disk that both nodes share. Ten minutes before the time
+# limit, vitft saves its state and stops. Submit the file again to continue, also after a failure.
 #SBATCH --job-name=vitft
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=64
 #SBATCH --time=04:00:00
-#SBATCH --signal=TERM@300
 
-RUN=runs/photos
-arguments=(--data photos --out "$RUN")
-[[ -d "$RUN" ]] && arguments=(--resume "$RUN")
-head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+arguments=(--data photos --weights vit_base_patch16_224_in21k --out runs/photos)
+[[ -f runs/photos/config.toml ]] && arguments=(--resume runs/photos)
+MASTER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export MASTER
 
-srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "$SLURM_GPUS_ON_NODE" \
-    --rdzv-backend c10d --rdzv-endpoint "$head_node:29500" --rdzv-id "$SLURM_JOB_ID" \
-    --max-restarts 3 -m -- vitft finetune "${arguments[@]}"
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 bash -c 'exec torchrun \
+    --nnodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" --nproc-per-node 8 \
+    --master-addr "$MASTER" --master-port 29500 \
+    -m -- vitft finetune "$@"' _ "${arguments[@]}" --max-time 230m

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,8 +194,11 @@ def test_the_python_program_opens_files_as_vitft_does(
     bits = "".join(f"{value:012b}" for value in wide.ravel() >> 4)
     pixels = int(bits, 2).to_bytes(len(bits) // 8, "big")
     (tmp_path / "12_bits.tif").write_bytes(tiff(20, 30, pixels, bits=(12,)))
+    masks = struct.pack("<3I", 0xF800, 0x07E0, 0x001F)  # 5, 6 and 5 bits: not 16-bit colour
+    header = struct.pack("<2sI4xI3I2H6I", b"BM", 1266, 66, 40, 20, 30, 1, 16, 3, 1200, 0, 0, 0, 0)
+    (tmp_path / "565.bmp").write_bytes(header + masks + random.bytes(1200))
     paths = [*tmp_path.iterdir(), *(folder / "vectors").glob("*.[pt][ni][gf]")]
-    assert len(paths) == 18
+    assert len(paths) == 19
 
     for path in paths:
         found = reference.preprocess(reference.read_file(path))

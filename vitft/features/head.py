@@ -173,7 +173,7 @@ def choose_penalty(
 
 # linear discriminant analysis with a shrunken covariance, in closed form --------------------------
 
-_SINGLE_THREAD_VALUES = 10**7  # in a feature matrix, below which one thread is fast enough
+_SINGLE_THREAD_VALUES = 5 * 10**6  # in a feature matrix, below which one thread is fast enough
 _SMALLEST_VARIANCE = 1e-6  # of a class, on average; identical images would have 0
 
 

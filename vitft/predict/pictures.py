@@ -12,6 +12,7 @@ from PIL import Image
 
 from vitft.data.images import read_bytes
 from vitft.data.signatures import looks_like
+from vitft.predict.engine import LoadedImage
 from vitft.system.errors import ImageError, UsageError
 from vitft.system.text import shell_quote
 
@@ -84,9 +85,7 @@ def _is_base64(text: str) -> bool:
     return "base64" in looks_like(text[:64].encode("utf-8", "replace"))
 
 
-def numbered_batches(
-    images: Picture | Iterable[Picture], size: int
-) -> Iterator[list[tuple[int, Picture]]]:
+def numbered_batches(images: object, size: int) -> Iterator[list[tuple[int, Any]]]:
     """Yield batches of `size` images with their indices; `images` may also be a single image."""
     given: Any = images
     if isinstance(given, np.ndarray) and given.dtype.kind in "UO":
@@ -97,7 +96,7 @@ def numbered_batches(
             fix='pass its images, e.g. list(images["path"])',
         )
     is_array = isinstance(given, np.ndarray | torch.Tensor)
-    kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
+    kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, LoadedImage)
     is_file = hasattr(given, "read") or hasattr(given, "file")
     if is_file or isinstance(given, kinds) or (is_array and given.ndim <= 3):
         given = [given]

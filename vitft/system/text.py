@@ -24,8 +24,9 @@ def percent(fraction: float | None, digits: int = 1) -> str:
     """
     if fraction is None:
         return "–"
-    largest = 100 if fraction > 1 - 1e-9 else 100 - 10.0**-digits
-    return f"{min(100 * fraction, largest):.{digits}f}%"
+    step = 10.0 ** -(digits + 2)
+    fraction = 1 - step if 1 - step < fraction < 1 - 1e-6 else fraction
+    return f"{100 * fraction:.{digits}f}%"
 
 
 def requested_percent(fraction: float) -> str:
@@ -75,7 +76,7 @@ def interval(bounds: Sequence[float] | None, digits: int = 1) -> str:
     """Return `91.0 to 96.8%` for bounds given as fractions, or an empty string for None."""
     if not bounds:
         return ""
-    return f"{100 * bounds[0]:.{digits}f} to {100 * bounds[1]:.{digits}f}%"
+    return f"{percent(bounds[0], digits)[:-1]} to {100 * bounds[1]:.{digits}f}%"
 
 
 def points(difference: float) -> str:
