@@ -25,7 +25,7 @@ from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.folds import CV_IMAGES, in_one_group, stratified_subset
-from vitft.features.head import cross_validation_rows, default_penalty
+from vitft.features.head import HeldOutLogits, cross_validation_rows, default_penalty
 from vitft.features.label_errors import (
     check_scored_labels,
     out_of_fold_logits,
@@ -103,22 +103,7 @@ def _audit_run(fitted: Fitted) -> AuditResults:
             pairs = _find_near_copies(data, scored.features, cache=config.train.cache)
             groups = group_names([row.sha256 for row in data.distinct], pairs)
         if scored.held_out is not None:
-            copies: dict[str, list[Row]] = {}
-            for row in data.manifest.rows:
-                copies.setdefault(row.sha256, []).append(row)
-            (places, logits), names = scored.held_out, data.manifest.outputs.classes
-            distinct, x = data.distinct, scored.features[places]
-            some = [distinct[place] for place in places.tolist()]
-            mislabels, probabilities = check_scored_labels(
-                logits,
-                x,
-                data.labels(some).cpu(),
-                data.group_ids(some),
-                [copies[row.sha256] for row in some],
-                names,
-            )
-            once = {row.path for row in some}  # copies count once in the results
-            mislabels = [one for one in mislabels if one["path"] in once]
+            mislabels, probabilities = _check_labels(data, scored, scored.held_out)
     return audit_images(
         data.manifest,
         remarks=lambda row: row.odd,
@@ -128,6 +113,27 @@ def _audit_run(fitted: Fitted) -> AuditResults:
         view=measure_view(data.transform, ((r.width, r.height) for r in data.manifest.rows)),
         own_split=data.own_split,
     )
+
+
+def _check_labels(
+    data: Dataset, scored: ScoredImages, held_out: HeldOutLogits
+) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
+    """Return `check_scored_labels` of the images with held-out logits; copies count once."""
+    copies: dict[str, list[Row]] = {}
+    for row in data.manifest.rows:
+        copies.setdefault(row.sha256, []).append(row)
+    (places, logits), distinct = held_out, data.distinct
+    some = [distinct[place] for place in places.tolist()]
+    mislabels, probabilities = check_scored_labels(
+        logits,
+        scored.features[places],
+        data.labels(some).cpu(),
+        data.group_ids(some),
+        [copies[row.sha256] for row in some],
+        data.manifest.outputs.classes,
+    )
+    once = {row.path for row in some}
+    return [one for one in mislabels if one["path"] in once], probabilities
 
 
 def _score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
