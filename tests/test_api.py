@@ -18,7 +18,7 @@ from tests.conftest import draw_folder, tiny_home
 from tests.support.children import ended, python
 from vitft import Trained
 from vitft.config import SETTINGS, read_toml
-from vitft.data import draw_demo, open_image
+from vitft.data import EvalTransform, draw_demo, open_image
 from vitft.predict import choose_threshold
 from vitft.system import DataError, ImageError, RunError, UsageError
 
@@ -61,13 +61,13 @@ def test_many_images_get_the_answers_of_each_alone_also_if_prepared_before(
 
     assert many[32].error
     assert trained.predict(trained.prepare(files[0])[0])[0].answer == alone[0].answer
+    with pytest.raises(UsageError, match="image 0 was prepared by another model"):
+        trained.predict(trained.prepare(picture)[0]._replace(transform=EvalTransform()))
     for found in (many, prepared):
-        assert [one.path for one in found[:30]] == list(map(str, files))
-        assert [one.path for one in found[30:34]] == ["30", "31", "32", "33"]
+        assert [one.path for one in found[:34]] == [*map(str, files), "30", "31", "32", "33"]
         assert [(one.classes, one.error) for one in found] == [(o.classes, o.error) for o in alone]
-        values = [value for one in found for value in one.probabilities]
-        wanted = [value for one in alone for value in one.probabilities]
-        assert values == pytest.approx(wanted, abs=1e-5)
+        for one, other in zip(found, alone, strict=True):
+            assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
 
 
 def test_a_precision_chooses_the_threshold(trained: Trained, image_folder: Path) -> None:

@@ -40,9 +40,8 @@ def test_the_script_is_bash_and_its_commands_are_valid(path: Path) -> None:
 def test_the_pods_of_kubernetes_find_each_other() -> None:
     (path,) = (path for path in FILES if path.name == "kubernetes.yaml")
     service, job = yaml.safe_load_all(path.read_text(encoding="utf-8"))
-    name, pod = job["metadata"]["name"], job["spec"]["template"]["spec"]
+    name, domain = job["metadata"]["name"], job["spec"]["template"]["spec"]["subdomain"]
 
-    assert service["spec"]["selector"] == {"job-name": name}
-    assert f"--master-addr {name}-0.{service['metadata']['name']} " in script_of(path)
-    assert pod["subdomain"] == service["metadata"]["name"]
+    assert (service["metadata"]["name"], service["spec"]["selector"]["job-name"]) == (domain, name)
+    assert f"--master-addr {name}-0.{domain} " in script_of(path)
     assert f"--nnodes {job['spec']['completions']} " in script_of(path)

@@ -363,6 +363,8 @@ class Trained:
         path = find_model(run, graphs=True)
         self.engine, self.path, self.folder = engine, path, path.parent
         self.postprocess = Postprocess.for_run(run, engine)
+        resizes = isinstance(engine, OnnxEngine) and engine.any_size
+        self._prepares = None if resizes else engine.transform  # what `prepare` applies to images
 
     def __repr__(self) -> str:
         return f"Trained(run='{self.folder}', classes={len(self.classes)})"
@@ -464,10 +466,14 @@ class Trained:
         pickled. `view` is the uint8 array (H, W, 3) that the model reads, or None with an `error`.
 
         Raises:
-            UsageError: An image has an unsupported type.
+            UsageError: An image has an unsupported type, or the model is an ONNX graph that resizes
+                images itself.
         """
-        workers = self.engine.workers
-        return [*in_order(lambda load: load(), self._loading(images), workers=workers)]
+        if self._prepares is None:
+            problem = f"{self.path} is an ONNX graph that resizes images itself"
+            raise UsageError(problem, fix="pass the images to `predict`")
+        found = in_order(lambda load: load(), self._loading(images), workers=self.engine.workers)
+        return [one._replace(transform=self._prepares) for one in found]
 
     def _loading(self, images: object) -> Iterator[Callable[[], LoadedImage]]:
         """Yield a function for each image that prepares it, in any thread."""
@@ -582,6 +588,9 @@ class Trained:
     def load_image(self, index: int, picture: Picture | LoadedImage) -> LoadedImage:
         """Return the preprocessed image, or an error if the image is unusable."""
         if isinstance(picture, LoadedImage):
+            if self._prepares is None or picture.transform != self._prepares:
+                problem = f"image {picture.path} was prepared by another model"
+                raise UsageError(problem, fix="use `prepare` of the model that predicts")
             return picture
         name = picture_name(index, picture)
         try:

@@ -113,6 +113,7 @@ class LoadedImage(NamedTuple):
     notes: tuple[str, ...] = ()
     target: Any = None  # index of its class, or whether it has each label (C,), if known
     group: str = ""
+    transform: EvalTransform | None = None  # that made the view, if another process did
 
 
 @dataclass(frozen=True, slots=True)
