@@ -185,6 +185,8 @@ def main() -> None:
     if args.what == "extract":
         extract(args.data, args.weights)
         return
+    # As when the package is installed: modules are compiled once, not in each process
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as temporary:
         home = Path(temporary)
         weights = args.weights or home / "random.safetensors"
