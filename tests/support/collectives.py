@@ -16,9 +16,6 @@ def results(group: ProcessGroup, seconds: float) -> dict[str, Any]:
     rank, items = group.rank, torch.arange(20).view(10, 2)
     first, second = torch.full((2,), float(rank)), torch.full((1, 3), 10.0 + rank)
     group.all_reduce([first, second])
-    claim = group.claims()
-    assert claim is not None
-    claimed = [claim(bytes([i] * 32)) for i in range(6)]
     group.barrier()
 
     def work() -> int:
@@ -36,7 +33,6 @@ def results(group: ProcessGroup, seconds: float) -> dict[str, Any]:
         "gathered": group.gather({"rank": rank}),
         "rows": group.all_gather(own, 10, 2).tolist(),
         "few rows": group.all_gather(items[: rank == 0], 1).tolist(),
-        "claimed": claimed,
     }
 
 

@@ -71,9 +71,6 @@ help (benchmarks/notebook/speed.md)."""
 _SMALLEST_BATCH, _BATCHES, _LARGEST_CHUNK, _CHUNKS = 16, 16, 16, 32
 _IN_MEMORY_BYTES = 2**31
 _AnyStore = Store | JoinedStore
-_Claim = Callable[[bytes], bool]
-"""Function that returns True only for the first call with a given key in any thread or process of a
-pass; the caller that receives True computes the row."""
 
 
 @dataclass(slots=True)
@@ -160,11 +157,10 @@ class Extractor:
         files: Sequence[Row],
         view: View,
         *,
-        claim: _Claim | None = None,
         progress: Callable[[int], None],
     ) -> None:
         """Compute and cache the features of all files; raise an ImageError if one is unreadable."""
-        for image in self.extract(root, files, view, claim=claim):
+        for image in self.extract(root, files, view):
             if isinstance(image.found, ImageError):
                 raise image.found
             progress(1)
@@ -175,14 +171,13 @@ class Extractor:
         files: Sequence[Row],
         view: View,
         fingerprints: Fingerprints | None = None,
-        claim: _Claim | None = None,
     ) -> Iterator[_ExtractedImage]:
         """Yield one result per file, in order; at the end, the features of all files are cached.
 
         For an unreadable file, the result's `found` is an `ImageError`; otherwise, it has a size
         and remarks if `fingerprints` are given. The features of identical files are computed once.
-        Processes that share the files must share `claim`. Each batch is cached as a whole, so a
-        pass repeated after an interruption computes the same batches.
+        Each batch is cached as a whole, so a pass repeated after an interruption computes the same
+        batches.
 
         Raises:
             DivergedError: The features are not finite or are too large to compute with.
@@ -190,7 +185,7 @@ class Extractor:
         """
         store, owners = self.store(view), dict[bytes, object]()
 
-        def claim_here(key: bytes) -> bool:  # in the threads of this process
+        def is_first(key: bytes) -> bool:  # of the threads that call it with this key
             token = object()
             return owners.setdefault(key, token) is token  # atomic
 
@@ -199,7 +194,7 @@ class Extractor:
             if fingerprints is not None:
                 result.found, result.fingerprint = fingerprints.inspect(opened)
             key = key_of(opened.sha256, view.name)
-            if store.get(key) is None and (claim or claim_here)(key):
+            if store.get(key) is None and is_first(key):
                 result.pixels = (
                     view.pixels(opened.image, opened.sha256)
                     if opened.jpeg is None
@@ -471,12 +466,11 @@ def inspect_dataset(
     extractor: Extractor | None = None,
     view: View | None = None,
     fingerprints: Fingerprints | None = None,
-    claim: _Claim | None = None,
     label: str = "extracting features",
 ) -> Images:
     """Inspect every image in a folder once, and compute features and fingerprints where given.
 
-    See `Extractor.extract` for `claim` and errors. `label` is shown while features are extracted.
+    See `Extractor.extract` for errors. `label` is shown while features are extracted.
     """
     label = "checking images" if extractor is None else label
     with console.Progress(label, len(folder.rows)) as progress:
@@ -489,7 +483,7 @@ def inspect_dataset(
             return inspect(folder, allow_bad=allow_bad, progress=progress.advance)
         before, root = extractor.computed, os.fspath(folder.root)
         known = fingerprints or Fingerprints(str(extractor.folder), only_facts=True)
-        images = extractor.extract(root, folder.rows, view, known, claim)
+        images = extractor.extract(root, folder.rows, view, known)
         found = (image.found for image in images)
         inspected = collect(folder, found, allow_bad=allow_bad, progress=progress.advance)
         if computed := extractor.computed - before:
@@ -519,7 +513,7 @@ def inspect_with(
 def log_cached_features(inspected: Images, computed: int) -> None:
     """Log how many features were read from the cache, given the number computed."""
     images = len({file.sha256 for file in inspected.rows})
-    if cached := images - computed:
+    if (cached := images - computed) > 0:  # copies may be computed by several processes
         log.debug(f"features from the cache: {cached:,} of {count(images, 'image')}")
 
 

@@ -200,22 +200,6 @@ class ProcessGroup:
                 gathered[self.indices(count, unit, rank)] = part
         return gathered
 
-    def claims(self) -> Callable[[bytes], bool] | None:
-        """Return a function that returns True only in the first process that calls it with a key.
-
-        It is None without a common store. Every process must call this method equally often: each
-        call starts a new set of claims.
-        """
-        if self.store is None:
-            return None
-        store, self.passes = PrefixStore(f"pass {self.passes}", self.store), self.passes + 1
-
-        def claim(key: bytes) -> bool:
-            with report_lost_process():
-                return store.add(key.hex()[:32], 1) == 1
-
-        return claim
-
     def barrier(self) -> None:
         """Wait until every process has reached this barrier."""
         self.all_reduce_max(0)

@@ -229,7 +229,8 @@ def extract_features(
     """Read every image once, and cache the features of the frozen layers, if any are frozen.
 
     Fingerprints are computed in the same pass if the split needs them. Every process reads its own
-    shard of the files, and has all features afterwards.
+    shard of the files, and has all features afterwards. Processes do not ask each other for each
+    image: copies in several shards are computed several times.
     """
     group, view = runtime.group, eval_view(pipeline.transform)
     extractor = pipeline.open_extractor()
@@ -245,7 +246,6 @@ def extract_features(
         extractor=extractor,
         view=view,
         fingerprints=fingerprints,
-        claim=group.claims(),
     )
     images = merge_inspections(folder, group.gather(own), allow_bad=config.data.allow_bad)
     if fingerprints is not None:
@@ -450,7 +450,7 @@ def compute_views(
     before, total = extractor.computed, len(files) * len(views)
     with console.Progress(what, total) as progress:
         for view in views:
-            extractor.compute(root, files, view, claim=group.claims(), progress=progress.advance)
+            extractor.compute(root, files, view, progress=progress.advance)
         if computed := extractor.computed - before:
             progress.skip(total - computed)
         else:
