@@ -69,6 +69,9 @@ help (benchmarks/notebook/speed.md)."""
 # For a GPU: fewest images per batch, fewest larger batches, most files per chunk that a worker
 # decodes at a time, and fewest chunks for each worker
 _SMALLEST_BATCH, _BATCHES, _LARGEST_CHUNK, _CHUNKS = 16, 16, 16, 32
+_FEWEST_COMPUTED = 4
+"""Number of images to which smaller batches are filled up. In float32 on a CPU, their features would
+differ in the last bits from those in larger batches (benchmarks/notebook/speed.md)."""
 _IN_MEMORY_BYTES = 2**31
 _AnyStore = Store | JoinedStore
 
@@ -272,9 +275,11 @@ class Extractor:
         missing = [(image, image.pixels) for image in images if image.pixels is not None]
         if not missing:
             return lambda: images
-        shape, is_gpu = (len(missing), *missing[0][1].shape), self.device.type == "cuda"
+        size, is_gpu = max(_FEWEST_COMPUTED, len(missing)), self.device.type == "cuda"
+        shape = size, *missing[0][1].shape
         pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=is_gpu)  # copied without waiting
-        np.stack([own for _, own in missing], out=pixels.numpy())
+        np.stack([own for _, own in missing], out=pixels[: len(missing)].numpy())
+        pixels[len(missing) :] = pixels[0]
         waiting = [image for image, _ in missing]
         for image in waiting:
             image.pixels = None
@@ -283,7 +288,7 @@ class Extractor:
             inputs = view.transform.normalise(to_device(pixels[part], self.device))
             return run_prefix(self.prefix, inputs)
 
-        outputs = self.limit.join(compute, len(missing))
+        outputs = self.limit.join(compute, size)[: len(missing)]
         are_usable = (outputs.abs() < _LARGEST_FEATURE).all()  # false for NaN too
         read = start_reading([outputs, are_usable])
 
