@@ -70,8 +70,8 @@ help (benchmarks/notebook/speed.md)."""
 # decodes at a time, and fewest chunks for each worker
 _SMALLEST_BATCH, _BATCHES, _LARGEST_CHUNK, _CHUNKS = 16, 16, 16, 32
 _FEWEST_COMPUTED = 4
-"""Number of images to which smaller batches are filled up. In float32 on a CPU, their features would
-differ in the last bits from those in larger batches (benchmarks/notebook/speed.md)."""
+"""Number of images to which smaller batches are filled up. In float32 on a CPU, their features
+would differ in the last bits from those in larger batches (benchmarks/notebook/speed.md)."""
 _IN_MEMORY_BYTES = 2**31
 _AnyStore = Store | JoinedStore
 
