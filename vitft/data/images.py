@@ -31,7 +31,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import chain, compress, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import simplejpeg
@@ -612,34 +612,17 @@ def decode_images(
     return in_order(one, enumerate(paths), workers=workers)
 
 
-def _awaited(item: object) -> str:
-    """Return the name of an image, or of the first one of a batch, or "" if it has none."""
-    while isinstance(item, Sequence) and not isinstance(item, str) and len(item):
-        item = next((part for part in item if not isinstance(part, int)), "")
-    return "" if callable(item) else str(getattr(item, "path", item))
-
-
-class _Calls(Generic[Argument, _Mapped]):
-    """A function, with one object in `active` for each call that is running."""
-
-    def __init__(self, function: Callable[[Argument], _Mapped]) -> None:
-        self.function, self.active = function, set[object]()
-
-    def __call__(self, item: Argument) -> _Mapped:
-        call = object()
-        self.active.add(call)
-        try:
-            return self.function(item)
-        finally:
-            self.active.discard(call)
-
-    def are_stalled(self) -> bool:
-        """Return whether calls are still in progress after `_STALLED_S`, or sooner if none are."""
-        for _ in range(100):
-            time.sleep(_STALLED_S / 100)  # at least once: a thread may be about to begin
-            if not self.active:
-                break
-        return bool(self.active)
+def _awaited(item: Any, future: Future[_Mapped]) -> _Mapped:  # noqa: ANN401
+    """Return a result; if it takes long, log the name of its image, or the first of a batch."""
+    waited, step = 0.0, PATIENCE_S
+    while wait([future], timeout=step).not_done:  # on a slow disk or lost network share
+        waited += step
+        step = waited
+        while isinstance(item, Sequence) and not isinstance(item, str) and len(item):
+            item = next((part for part in item if not isinstance(part, int)), "")
+        if name := "" if callable(item) else str(getattr(item, "path", item)):
+            log.info(f"still waiting for {name} after {waited:.0f} s")
+    return future.result()
 
 
 def in_order(
@@ -661,29 +644,30 @@ def in_order(
     limit = max(1, 4 * workers if ahead is None else ahead)
     pending: deque[tuple[Argument, Future[_Mapped]]] = deque()
     pool, is_stalled = ThreadPoolExecutor(workers, thread_name_prefix="vitft-decode"), False
-    calls = _Calls(function)
+    running = set[object]()  # one for each call in progress
 
-    def take() -> _Mapped:
-        item, future = pending.popleft()
-        waited, step = 0.0, PATIENCE_S
-        while wait([future], timeout=step).not_done:  # on a slow disk or lost network share
-            waited += step
-            step = waited
-            if name := _awaited(item):
-                log.info(f"still waiting for {name} after {waited:.0f} s")
-        return future.result()
+    def call(item: Argument) -> _Mapped:
+        running.add(mark := object())
+        try:
+            return function(item)
+        finally:
+            running.discard(mark)
 
     try:
         for item in items:
-            pending.append((item, pool.submit(calls, item)))
+            pending.append((item, pool.submit(call, item)))
             if len(pending) >= limit or pending[0][1].done():
-                yield take()
+                yield _awaited(*pending.popleft())
         while pending:
-            yield take()
+            yield _awaited(*pending.popleft())
     except KeyboardInterrupt:
         pool.shutdown(wait=False, cancel_futures=True)
         is_stalled = True  # if another signal arrives
-        is_stalled = calls.are_stalled()
+        for _ in range(100):
+            time.sleep(_STALLED_S / 100)  # at least once: a thread may be about to begin
+            if not running:
+                break
+        is_stalled = bool(running)
         raise
     finally:
         pool.shutdown(wait=not is_stalled, cancel_futures=True)
