@@ -367,12 +367,8 @@ class _Table:
     """A table of labels while it is read: its columns, and the lines so far."""
 
     def __init__(self, source: Path, spec: DataSpec, others: Mapping[str, str]) -> None:
-        self.spec, self.root, self.copy = (
-            spec,
-            base_folder(source, spec.root),
-            copy_of_table(source),
-        )
-        self.source = source
+        self.spec, self.source = spec, source
+        self.root, self.copy = base_folder(source, spec.root), copy_of_table(source)
         self.reader = (
             IndexReader(source, self.copy.data)
             if self.copy
