@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Self, cast
 import numpy as np
 
 from vitft.data.parts import PART_NAMES, Part
-from vitft.data.remote.places import short_name
+from vitft.data.places import short_name
 from vitft.data.table import TableReader, encode_table
 from vitft.metrics.intervals import Flags
 from vitft.metrics.outputs import Outputs

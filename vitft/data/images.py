@@ -49,8 +49,8 @@ from PIL import (
 )
 
 from vitft.data.arrays import array_member, no_image_reason
+from vitft.data.copies import copy_member
 from vitft.data.image_table import Images, Row, pack
-from vitft.data.remote.copies import copy_member
 from vitft.data.signatures import FORMAT_BY_SUFFIX, SUPPORTED, identify_format
 from vitft.data.transforms import EvalTransform
 from vitft.system.console import NOTE
