@@ -11,6 +11,7 @@ from vitft.cli import output
 from vitft.cli.parser import Command, given
 from vitft.config.run import Config, setting_words
 from vitft.config.sections import DataSpec
+from vitft.data.copies import prepare_data
 from vitft.data.fixes import (
     UNDECIDED,
     is_leak,
@@ -20,7 +21,6 @@ from vitft.data.fixes import (
     write_fixes,
 )
 from vitft.data.label_table import TABLE_SETTINGS, with_table_settings
-from vitft.data.remote.copies import prepare_data
 from vitft.data.table import is_table
 from vitft.data.transforms import describe_view
 from vitft.models.pretrained.catalog import check_weights_name

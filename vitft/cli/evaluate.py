@@ -68,7 +68,7 @@ data options:
 )
 def _evaluate_command(args: argparse.Namespace) -> int:
     """Evaluate a model, print the results and return the exit code: 3 if an image is unreadable."""
-    from vitft.data.remote.copies import prepare_data
+    from vitft.data.copies import prepare_data
     from vitft.data.scan import with_groups
     from vitft.models.find import find_model
     from vitft.predict.engine import gives_several

@@ -11,7 +11,7 @@ from vitft.cli import output
 from vitft.cli.parser import Command
 from vitft.config.run import read_recipe, read_toml
 from vitft.data.archive import KNOWN_ARCHIVES
-from vitft.data.remote.copies import find_copies
+from vitft.data.copies import find_copies
 from vitft.data.web import DownloadLimits, is_url
 from vitft.models.pretrained.catalog import has_gpu
 from vitft.system.cores import cache_folder

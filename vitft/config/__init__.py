@@ -1,7 +1,4 @@
-"""Settings: one dataclass per section, defaults, TOML files and recipes.
-
-This package does not import torch.
-"""
+"""Settings: dataclasses, defaults, TOML files and recipes. This package does not import torch."""
 
 import lazy_loader
 

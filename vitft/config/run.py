@@ -419,10 +419,7 @@ def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Co
 
 
 def _option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
-    """Convert option values, given by keyword, to names and values of settings.
-
-    Options with the value None are left out. The option `seed` sets two settings.
-    """
+    """Convert option values that are not None, by keyword, to settings; `seed` sets two of them."""
     settings: list[tuple[str, object]] = []
     for option in FINETUNE_OPTIONS:
         value = values.get(option.keyword)

@@ -1,7 +1,4 @@
-"""Data handling: scan, inspect, split and decode the images of a folder.
-
-Only `data.augment` imports torch at import time.
-"""
+"""Data handling: scan, inspect, split and decode images. Only `augment` imports torch at once."""
 
 import lazy_loader
 

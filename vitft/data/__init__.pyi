@@ -5,6 +5,7 @@ from .archive import unpack as unpack
 from .augment import batch_augmentation as batch_augmentation
 from .augment import draw_shifts as draw_shifts
 from .augment import shift_and_flip as shift_and_flip
+from .copies import prepare_data as prepare_data
 from .demo import draw_demo as draw_demo
 from .duplicates import KnownImages as KnownImages
 from .duplicates import fingerprint_of as fingerprint_of
@@ -31,8 +32,7 @@ from .images import open_image as open_image
 from .images import read_bytes as read_bytes
 from .images import thumbnail_jpeg as thumbnail_jpeg
 from .images import upright_rgb as upright_rgb
-from .remote.copies import prepare_data as prepare_data
-from .remote.places import place_of as place_of
+from .places import place_of as place_of
 from .scan import find_labelled as find_labelled
 from .scan import scan as scan
 from .sources import ImageSource as ImageSource

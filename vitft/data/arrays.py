@@ -27,7 +27,7 @@ import numpy as np
 
 from vitft.data.image_table import JOINER, Images, Row, join_labels, label_names
 from vitft.data.parts import part_named
-from vitft.data.remote.places import INDEX, place_of
+from vitft.data.places import INDEX, place_of
 from vitft.system.errors import DataError, VitftError
 from vitft.system.tensors import check_expansion
 from vitft.system.text import count, listing, shell_quote

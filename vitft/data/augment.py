@@ -57,11 +57,8 @@ def batch_augmentation(
     from timm.data.random_erasing import RandomErasing
     from torchvision.transforms import v2
 
-    mixes: list[Any] = []
-    if spec.mixup:
-        mixes.append(v2.MixUp(alpha=spec.mixup, num_classes=classes))
-    if spec.cutmix:
-        mixes.append(v2.CutMix(alpha=spec.cutmix, num_classes=classes))
+    kinds = ((v2.MixUp, spec.mixup), (v2.CutMix, spec.cutmix))
+    mixes = [kind(alpha=alpha, num_classes=classes) for kind, alpha in kinds if alpha]
 
     def change(pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         if spec.erasing:  # RandomErasing modifies its input in place

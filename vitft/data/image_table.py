@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Self, cast
 import numpy as np
 
 from vitft.data.parts import PART_NAMES, Part
-from vitft.data.remote.places import short_name
+from vitft.data.places import short_name
 from vitft.data.table import TableReader, encode_table
 from vitft.metrics.intervals import Flags
 from vitft.metrics.outputs import Outputs
@@ -125,9 +125,7 @@ class Images:
     """Mapping from the paths of class folders without images to lists of the files that they
     contain instead; allowed only if fixes explain them (see `data.fixes`)."""
     table: Path | None = None  # table that lists the images, if any
-    dates: str = (
-        ""  # name of the column of dates in the table, if it has one and the split needs it
-    )
+    dates: str = ""  # name of the table's column of dates, if it has one and the split needs it
     in_utc: bool = False  # whether the dates in the table have a time zone
     shown: str = ""
     """Name of the data in messages, if it is neither a folder nor a table of the user."""

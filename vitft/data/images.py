@@ -31,7 +31,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import chain, compress, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import simplejpeg
@@ -49,8 +49,8 @@ from PIL import (
 )
 
 from vitft.data.arrays import array_member, no_image_reason
+from vitft.data.copies import copy_member
 from vitft.data.image_table import Images, Row, pack
-from vitft.data.remote.copies import copy_member
 from vitft.data.signatures import FORMAT_BY_SUFFIX, SUPPORTED, identify_format
 from vitft.data.transforms import EvalTransform
 from vitft.system.console import NOTE
@@ -77,14 +77,9 @@ _TAIL_PERCENT = 0.1
 """Percentage of outliers (e.g. defective pixels) to expect at each end of an image's values."""
 
 
-class _ValueFacts(NamedTuple):
-    """Value statistics of one image with more than 8 bits per channel."""
-
-    kind: str  # type of the values, e.g. `16-bit` or `float`
-    lowest: float
-    low: float  # value below which `_TAIL_PERCENT` percent of the values lie
-    high: float  # value above which `_TAIL_PERCENT` percent of the values lie
-    highest: float
+_ValueFacts = tuple[str, float, float, float, float]
+"""Type of the values of an image, e.g. `16-bit` or `float`, its lowest value, those below and above
+which `_TAIL_PERCENT` percent of the values lie, and its highest value."""
 
 
 def _to_rgb(
@@ -170,7 +165,7 @@ def _value_facts(image: Image.Image, lower: Image.Image | None = None) -> _Value
         return None
     kind = {"F": "float", "I": "32-bit"}.get(image.mode, f"{_bits_of(image)}-bit")
     low, high = np.percentile(values, (_TAIL_PERCENT, 100 - _TAIL_PERCENT))
-    return _ValueFacts(kind, float(values.min()), float(low), float(high), float(values.max()))
+    return kind, float(values.min()), float(low), float(high), float(values.max())
 
 
 # layouts of 16-bit colour and of TIFF files that Pillow reads incompletely or wrongly by itself ---
@@ -617,34 +612,17 @@ def decode_images(
     return in_order(one, enumerate(paths), workers=workers)
 
 
-def _awaited(item: object) -> str:
-    """Return the name of an image, or of the first one of a batch, or "" if it has none."""
-    while isinstance(item, Sequence) and not isinstance(item, str) and len(item):
-        item = next((part for part in item if not isinstance(part, int)), "")
-    return "" if callable(item) else str(getattr(item, "path", item))
-
-
-class _Calls(Generic[Argument, _Mapped]):
-    """A function, with one object in `active` for each call that is running."""
-
-    def __init__(self, function: Callable[[Argument], _Mapped]) -> None:
-        self.function, self.active = function, set[object]()
-
-    def __call__(self, item: Argument) -> _Mapped:
-        call = object()
-        self.active.add(call)
-        try:
-            return self.function(item)
-        finally:
-            self.active.discard(call)
-
-    def are_stalled(self) -> bool:
-        """Return whether calls are still in progress after `_STALLED_S`, or sooner if none are."""
-        for _ in range(100):
-            time.sleep(_STALLED_S / 100)  # at least once: a thread may be about to begin
-            if not self.active:
-                break
-        return bool(self.active)
+def _awaited(item: Any, future: Future[_Mapped]) -> _Mapped:  # noqa: ANN401
+    """Return a result; if it takes long, log the name of its image, or the first of a batch."""
+    waited, step = 0.0, PATIENCE_S
+    while wait([future], timeout=step).not_done:  # on a slow disk or lost network share
+        waited += step
+        step = waited
+        while isinstance(item, Sequence) and not isinstance(item, str) and len(item):
+            item = next((part for part in item if not isinstance(part, int)), "")
+        if name := "" if callable(item) else str(getattr(item, "path", item)):
+            log.info(f"still waiting for {name} after {waited:.0f} s")
+    return future.result()
 
 
 def in_order(
@@ -666,29 +644,30 @@ def in_order(
     limit = max(1, 4 * workers if ahead is None else ahead)
     pending: deque[tuple[Argument, Future[_Mapped]]] = deque()
     pool, is_stalled = ThreadPoolExecutor(workers, thread_name_prefix="vitft-decode"), False
-    calls = _Calls(function)
+    running = set[object]()  # one for each call in progress
 
-    def take() -> _Mapped:
-        item, future = pending.popleft()
-        waited, step = 0.0, PATIENCE_S
-        while wait([future], timeout=step).not_done:  # on a slow disk or lost network share
-            waited += step
-            step = waited
-            if name := _awaited(item):
-                log.info(f"still waiting for {name} after {waited:.0f} s")
-        return future.result()
+    def call(item: Argument) -> _Mapped:
+        running.add(mark := object())
+        try:
+            return function(item)
+        finally:
+            running.discard(mark)
 
     try:
         for item in items:
-            pending.append((item, pool.submit(calls, item)))
+            pending.append((item, pool.submit(call, item)))
             if len(pending) >= limit or pending[0][1].done():
-                yield take()
+                yield _awaited(*pending.popleft())
         while pending:
-            yield take()
+            yield _awaited(*pending.popleft())
     except KeyboardInterrupt:
         pool.shutdown(wait=False, cancel_futures=True)
         is_stalled = True  # if another signal arrives
-        is_stalled = calls.are_stalled()
+        for _ in range(100):
+            time.sleep(_STALLED_S / 100)  # at least once: a thread may be about to begin
+            if not running:
+                break
+        is_stalled = bool(running)
         raise
     finally:
         pool.shutdown(wait=not is_stalled, cancel_futures=True)
@@ -742,11 +721,8 @@ def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator
 # fast decoding of ordinary JPEGs, used to compute features in reduced precision -------------------
 
 
-class _Upright(NamedTuple):
-    """Pixels (H, W, 3) of an upright JPEG, with its header if that may hold more than a size."""
-
-    pixels: Pixels
-    header: JpegImagePlugin.JpegImageFile | None
+_Upright = tuple[Pixels, JpegImagePlugin.JpegImageFile | None]
+"""Pixels (H, W, 3) of an upright JPEG, with its header if that may hold more than a size."""
 
 
 def _decode_upright(data: bytes, *, max_pixels: int) -> _Upright | None:
@@ -768,7 +744,7 @@ def _decode_upright(data: bytes, *, max_pixels: int) -> _Upright | None:
             ):
                 if header.getexif().get(ORIENTATION, 1) != 1:
                     return None
-        return _Upright(simplejpeg.decode_jpeg(data, strict=True), header)
+        return simplejpeg.decode_jpeg(data, strict=True), header
     except DECODER_ERRORS:
         return None
 
@@ -780,8 +756,8 @@ def fast_view(
     upright = _decode_upright(data, max_pixels=max_pixels) if can_resize(transform) else None
     if upright is None:
         return None
-    height, width = upright.pixels.shape[:2]
-    return resized(upright.pixels, transform), (width, height)
+    height, width = upright[0].shape[:2]
+    return resized(upright[0], transform), (width, height)
 
 
 def can_resize(transform: EvalTransform) -> bool:
@@ -824,7 +800,7 @@ class OpenedImage:
     @property
     def jpeg(self) -> Pixels | None:
         """Pixels (H, W, 3) of an undamaged upright JPEG, or None if Pillow must decode the file."""
-        return self._upright and self._upright.pixels
+        return self._upright and self._upright[0]
 
     @functools.cached_property
     def decoded(self) -> _Decoded:
@@ -842,8 +818,8 @@ class OpenedImage:
             image, odd, taken = self.decoded
             width, height = image.size
         else:
-            height, width = self._upright.pixels.shape[:2]
-            header, odd, taken = self._upright.header, (), None
+            pixels, header = self._upright
+            (height, width), odd, taken = pixels.shape[:2], (), None
             # Damaged metadata are not a remark: the pixels were decoded without an error
             with contextlib.suppress(*DECODER_ERRORS):
                 odd = tuple(_decoding_remarks("JPEG", header, self.file.path))
@@ -1024,7 +1000,7 @@ def measure_grey_range(
         workers=workers,
     )
     facts: list[_ValueFacts] = gather([one for one in found if one is not None])
-    kinds = Counter(one.kind for one in facts)
+    kinds = Counter(kind for kind, *_ in facts)
     if len(kinds) > 1:
         types = listing(
             f"{count(number, 'image')} with {kind} values" for kind, number in kinds.items()
@@ -1035,8 +1011,8 @@ def measure_grey_range(
         )
     if len(kinds) != 1:
         return ()
-    low, high = min(f.lowest for f in facts), max(f.highest for f in facts)
-    inner = min(f.low for f in facts), max(f.high for f in facts)
+    _, lowest, lower, upper, highest = zip(*facts, strict=True)
+    low, high, inner = min(lowest), max(highest), (min(lower), max(upper))
     clips = ""
     if high - low > 4 * (inner[1] - inner[0]) > 0:  # with tails that are long compared to the rest
         (low, high), clips = inner, ", clipping outliers"
@@ -1096,4 +1072,4 @@ def is_dark(source: str | bytes | Image.Image) -> bool:
         facts = _value_facts(source) if _is_wide(source) else None
     else:
         facts = _read_facts(source, MAX_PIXELS) if _has_wide_header(source) else None
-    return facts is not None and facts.kind == "16-bit" and facts.highest < 2**14
+    return facts is not None and facts[0] == "16-bit" and facts[-1] < 2**14

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from vitft.config.run import config_from_table, merge_settings, parse_setting
 from vitft.config.sections import DataSpec
+from vitft.data.copies import IndexReader, copy_of_table
 from vitft.data.image_table import JOINER, Images, Row, join_labels, label_names
 from vitft.data.parts import (
     CHOSEN,
@@ -27,7 +28,6 @@ from vitft.data.parts import (
     note_on_chosen,
     part_named,
 )
-from vitft.data.remote.copies import IndexReader, copy_of_table
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import PATH_COLUMNS, RowError, TableReader, base_folder, path_in
 from vitft.system.errors import DataError, RunError, UsageError
@@ -367,12 +367,8 @@ class _Table:
     """A table of labels while it is read: its columns, and the lines so far."""
 
     def __init__(self, source: Path, spec: DataSpec, others: Mapping[str, str]) -> None:
-        self.spec, self.root, self.copy = (
-            spec,
-            base_folder(source, spec.root),
-            copy_of_table(source),
-        )
-        self.source = source
+        self.spec, self.source = spec, source
+        self.root, self.copy = base_folder(source, spec.root), copy_of_table(source)
         self.reader = (
             IndexReader(source, self.copy.data)
             if self.copy

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vitft.data.archive import KNOWN_ARCHIVES
 from vitft.data.arrays import PUBLISHED_SIZES, TORCHVISION, npz_subsets
-from vitft.data.remote.places import place_of
+from vitft.data.places import place_of
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import OTHER_EXCEL, TABLE_SUFFIXES
 from vitft.data.walk import ARCHIVE_SUFFIXES, suffix_of

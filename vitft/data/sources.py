@@ -21,7 +21,7 @@ from typing import BinaryIO
 from vitft.config.sections import DataSpec
 from vitft.data.groups import groups_of, no_columns
 from vitft.data.listed_files import ImagesBelow, check_some_exist, is_missing, warn_of_misspelt
-from vitft.data.remote.places import place_of
+from vitft.data.places import place_of
 from vitft.data.signatures import identify_format, looks_like
 from vitft.data.table import (
     NOT_UTF_16,
@@ -117,7 +117,7 @@ def _argument_sources(
         assert stdin is not None
         return _from_stdin(stdin)
     if place_of(name):
-        from vitft.data.remote.copies import copied_images  # it imports numpy
+        from vitft.data.copies import copied_images  # it imports numpy
 
         return starmap(ImageSource, copied_images(name, allow_private=private))
     if is_url(name):

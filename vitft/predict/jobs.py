@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vitft.data.listed_files import check_some_exist
-from vitft.data.remote.places import place_of
+from vitft.data.places import place_of
 from vitft.data.sources import STDIN, ImageSource, sources
 from vitft.data.web import WebLimits, is_url
 from vitft.messages.results import INTERVAL

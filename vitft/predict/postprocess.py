@@ -18,7 +18,7 @@ import numpy as np
 
 from vitft.config.run import read_run_config
 from vitft.data.duplicates import BLANK_REMARK, is_blank_view
-from vitft.data.remote.places import short_name
+from vitft.data.places import short_name
 from vitft.data.table import MAX_TABLE_BYTES
 from vitft.features.ood import Reference
 from vitft.messages.results import estimate_text, using

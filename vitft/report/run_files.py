@@ -21,7 +21,7 @@ from vitft.config.run import config_from_table, merge_settings, read_run_config,
 from vitft.data.arrays import holds_arrays
 from vitft.data.image_table import Images, Row, distinct_places
 from vitft.data.images import jpeg_uri
-from vitft.data.remote.places import short_name
+from vitft.data.places import short_name
 from vitft.data.table import base_folder
 from vitft.features.ood import REFERENCE_FILE
 from vitft.metrics.intervals import Groups, number_groups

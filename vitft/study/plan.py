@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitft.config.run import Config
+from vitft.data.copies import prepare_data
 from vitft.data.image_table import Images
-from vitft.data.remote.copies import prepare_data
 from vitft.data.scan import assign_parts, scan
 from vitft.models.pretrained.catalog import RANDOM, check_weights_name, weights_name
 from vitft.system.errors import DataError, UsageError

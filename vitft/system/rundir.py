@@ -226,9 +226,7 @@ def plan_run(out: str | None, data: str, *, name: str = "out") -> Path:
         path = Path(out).expanduser()
         check_folder_name(path, name)
     _check_empty(path, name)
-    parent = path
-    while not parent.exists():
-        parent = parent.parent
+    parent = next(folder for folder in (path, *path.parents) if folder.exists())
     try:
         with writing(parent), tempfile.TemporaryFile(dir=parent):
             return path

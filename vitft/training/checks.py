@@ -16,12 +16,12 @@ from vitft.config.run import (
     section_from_table,
 )
 from vitft.config.schema import shown_value
+from vitft.data.copies import prepare_data
 from vitft.data.demo import DEMO_FOLDER
 from vitft.data.fixes import apply_fixes
 from vitft.data.image_table import Images
 from vitft.data.label_table import SETTING_OF
-from vitft.data.remote.copies import prepare_data
-from vitft.data.remote.places import place_of, short_name
+from vitft.data.places import place_of, short_name
 from vitft.data.scan import assign_parts, scan
 from vitft.data.split import check_folder_classes
 from vitft.data.table import TABLE_SUFFIXES, is_table

@@ -26,7 +26,7 @@ from vitft.data.images import (
     merge_inspections,
 )
 from vitft.data.parts import Part
-from vitft.data.remote.places import place_of, short_name
+from vitft.data.places import place_of, short_name
 from vitft.data.scan import assign_parts, scan
 from vitft.data.split import (
     check_folder_classes,

@@ -71,7 +71,7 @@ def test_shards_on_disk_and_on_the_web_are_the_folder_they_were_made_of(
 
 COPY = (
     "import sys; from vitft.config.sections import DataSpec;"
-    "from vitft.data.remote.copies import prepare_data;"
+    "from vitft.data.copies import prepare_data;"
     "print(prepare_data(sys.argv[1], DataSpec(allow_private_addresses=True)))"
 )
 

@@ -23,7 +23,7 @@ COPY = """
 import hashlib, json, sys
 from vitft.config.sections import DataSpec
 from vitft.data.images import read_bytes
-from vitft.data.remote.copies import prepare_data
+from vitft.data.copies import prepare_data
 from vitft.data.scan import scan
 folder = scan(prepare_data(sys.argv[1], DataSpec()))
 paths = [f"{folder.root}/{file.path}" for file in folder.rows]

@@ -135,7 +135,7 @@ def test_an_interrupted_copy_continues_with_the_next_row(
 ) -> None:
     images = draw_folder(tmp_path / "data", per_class=8)
     data = f"hf:{write_parquet(tmp_path / 'parquet', images)}"
-    monkeypatch.setattr("vitft.data.remote.copies._SHARD_ROWS", 5)
+    monkeypatch.setattr("vitft.data.copies._SHARD_ROWS", 5)
     written: list[str] = []
     add = tarfile.TarFile.addfile
 

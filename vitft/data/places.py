@@ -1,7 +1,7 @@
 """Values of `--data` that are not paths: `wds:` for tar shards, `hf:` for Hugging Face datasets.
 
 Such a dataset is read through its local copy, a folder of the cache with the table `index.csv`,
-which `remote.copies` makes. Nothing here reads the network or imports anything slow.
+which `data.copies` makes. Nothing here reads the network or imports anything slow.
 """
 
 import hashlib

@@ -36,7 +36,7 @@ from vitft.config.sections import DataSpec
 from vitft.data.archive import ArchiveEntry, ArchiveLimits, ArchiveRefusedError, opened_archive
 from vitft.data.arrays import data_path
 from vitft.data.parts import part_named
-from vitft.data.remote.places import COPY, INDEX, KINDS, Place, absolute_path, place_of, scheme_of
+from vitft.data.places import COPY, INDEX, KINDS, Place, absolute_path, place_of, scheme_of
 from vitft.data.signatures import FORMAT_BY_SUFFIX, SUPPORTED, identify_format
 from vitft.data.table import PATH_COLUMNS, TableReader, cell_text, encode_table, open_text
 from vitft.data.walk import suffix_of, unused_notes

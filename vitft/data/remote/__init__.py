@@ -1,1 +1,0 @@
-"""Datasets of tar shards and Hugging Face datasets, read through a local copy in the cache."""
