@@ -237,11 +237,9 @@ class VisionTransformer(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         """Like `encode`, but also return the outputs (B, N, D) of earlier blocks for the head."""
         depth, found = self.config.depth, list[Tensor]()
-        first = max(start, depth - self.config.read_blocks)
-        tokens = self.encode(tokens, start, first)
-        for i in range(first, depth if stop is None else stop):
-            tokens = self.encode(tokens, i, i + 1)
-            if i < depth - 1:
+        for i, block in enumerate(self.blocks[start:stop], start):
+            tokens = self.apply_block(block, block, tokens)
+            if depth - self.config.read_blocks <= i < depth - 1:
                 found.append(tokens)
         return tokens, found
 
