@@ -181,12 +181,12 @@ class VisionTransformer(nn.Module):
         self.config = config
         self.checkpointing = False  # see `set_checkpointing`
         self.patch_embed = PatchEmbed(config)
-        width, rows = config.width, config.num_prefix if config.prefix_positions else 0
+        width, rows = config.width, config.num_placed_prefix + math.prod(config.grid)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if config.class_token else None
         self.dist_token = nn.Parameter(torch.zeros(1, 1, width)) if config.distilled else None
         registers = torch.zeros(1, config.registers, width)
         self.reg_token = nn.Parameter(registers) if config.registers else None
-        positions = torch.zeros(1, rows + math.prod(config.grid), width)
+        positions = torch.zeros(1, rows, width)
         self.pos_embed = nn.Parameter(positions) if config.positions else None
         # Radford et al. 2021 (CLIP), section 2.4
         self.norm_pre = build_norm(config, is_there=config.embed_norm)
