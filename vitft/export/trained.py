@@ -132,11 +132,9 @@ class TrainedRun:
 
         `literal` converts a name to text that is displayed literally.
         """
-        origin, test = Path(self.card.weights.get("name", "")).name, None
+        origin = Path(self.card.weights.get("name", "")).name
         if origin == "model":  # the file name model.safetensors conveys no information
             origin = self.card.weights.get("from", "")
-        if self.measured:
-            test = self.measured.get("test")
         values = {
             "literal": literal,
             "shape": self.card.architecture,
@@ -146,7 +144,7 @@ class TrainedRun:
             "transform": self.card.transform,
             "data": literal(self.results.data or "images"),
             "sizes": {part: counts[""] for part, counts in self.num_images.items()},
-            "test": test,
+            "test": self.measured.get("test") if self.measured else None,
             "chosen": licence,
             "known": self.pretrained_licence,
             "obligation": obligation(self.pretrained_licence) if self.pretrained_licence else "",

@@ -76,7 +76,7 @@ def frozen_blocks(layers: str, depth: int) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embeddings (RoPE), as explained in `rope`."""
+    """Rotary position embeddings (RoPE), as explained in `layers.Rotary`."""
 
     unit: bool = True
     """Whether the coordinate of row or column r of g is 2 pi (2 (r + 1/2) / g - 1) instead of r. It

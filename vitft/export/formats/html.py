@@ -162,8 +162,7 @@ def _read_tensors(described: Sequence[Mapping[str, Any]], data: bytes) -> dict[s
 
 _MAX_PAGE_BYTES = 130_000_000
 """Maximum size of the page in bytes, enough for a ViT-B in 8 bits. Browsers need several times as
-much memory for the text, the decoded weights and the model.
-"""
+much memory for the text, the decoded weights and the model."""
 _MAX_ERROR_ROUNDED = 3e-2
 """Maximum difference in a logit due to rounded weights, relative to the larger of 1 and the largest
 logit; 8 bits are chosen only if the difference is at most half of this."""
@@ -172,8 +171,7 @@ _MAX_CHANGE, _MIN_TRIED = 0.01, 20
 which to measure it; otherwise, 16 bits are used."""
 _WORKER_BYTES, _MAX_WORKERS = 400_000_000, 4
 """Maximum total memory in bytes and maximum number of workers that run in parallel. Each worker has
-its own copy of the model.
-"""
+its own copy of the model."""
 _SPEED = 1.2e9
 """Multiply-adds per second of the engine on one core (V8, benchmarks/notebook/exports.md)."""
 

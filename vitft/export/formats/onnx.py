@@ -548,11 +548,8 @@ _PLANES_INPUT = "pixel_values"
 """Name of a float32 input with the channels first, as transformers.js passes it."""
 RESIZED = ("bilinear", "bicubic", "lanczos")  # interpolation methods that the graph can compute
 _MAX_GREY_LEVELS = 2
-"""Maximum difference between views, in grey levels (out of 255).
-
-If the first pass rounds a value near a boundary differently, the second pass can amplify the
-difference.
-"""
+"""Maximum difference between views, in grey levels (out of 255). If the first pass rounds a value
+near a boundary differently, the second pass can amplify the difference."""
 _GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
 """Pillow's weights for red, green and blue in the conversion to grey, in units of 1 / 65536."""
 
@@ -737,8 +734,6 @@ _PROCESSOR_SETTINGS: Mapping[str, Any] = {
     "do_convert_rgb": True,
     **dict.fromkeys(("do_resize", "do_center_crop", "do_rescale", "do_normalize"), False),
 }
-
-
 _EXACT_GRAPH, _SMALL_GRAPH = f"onnx/{ONNX_FILE}", "onnx/model_quantized.onnx"
 
 
@@ -761,7 +756,7 @@ class TransformersJsFormat(ExportFormat):
     def write(self, folder: Path) -> None:
         config = {"model_type": "vit", "architectures": ["ViTForImageClassification"]}
         write_json(folder / "config.json", config | labels_of(self.card))
-        write_json(folder / "preprocessor_config.json", dict(_PROCESSOR_SETTINGS))
+        write_json(folder / "preprocessor_config.json", _PROCESSOR_SETTINGS)
         exact, small = folder / _EXACT_GRAPH, folder / _SMALL_GRAPH
         with writing(folder):
             exact.parent.mkdir()

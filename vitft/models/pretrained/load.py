@@ -151,9 +151,11 @@ def _report(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "loaded": len(model.net.state_dict()) if isinstance(model, TimmModel) else 0,
         "head": f"new, {classes} classes, initialised to zero" if classes else "none",
+        "transform": transform,
+        "statistics_source": origin,
+        "provenance": provenance,
     }
-    known: Any = {"transform": transform, "statistics_source": origin, "provenance": provenance}
-    return LoadReport(**known, **usual | found)
+    return LoadReport(**usual | found)
 
 
 def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
