@@ -445,7 +445,7 @@ def _openapi(*, explains: bool) -> dict[str, Any]:
 # metrics of the server in the text format of Prometheus, for `GET /metrics`, and the access log ---
 
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # seconds
+_LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, math.inf)  # in s
 
 
 class _ServerMetrics:
@@ -481,12 +481,11 @@ class _ServerMetrics:
         ]
         times: list[tuple[str, float | str]] = []
         for path, seconds in sorted(self.seconds.items()):
-            total = sum(n for (name, _), n in self.requests.items() if name == path)
-            counts = [(str(bound), self.buckets[path, bound]) for bound in _LATENCY_BOUNDS]
-            for edge, number in (*counts, ("+Inf", total)):
-                times.append((f'_bucket{{path="{path}",le="{edge}"}}', number))
+            for bound in _LATENCY_BOUNDS:
+                edge = "+Inf" if bound == math.inf else str(bound)
+                times.append((f'_bucket{{path="{path}",le="{edge}"}}', self.buckets[path, bound]))
             times.append((f'_sum{{path="{path}"}}', f"{seconds:.6f}"))
-            times.append((f'_count{{path="{path}"}}', total))
+            times.append((f'_count{{path="{path}"}}', self.buckets[path, math.inf]))
         of_model = f'{{version="{version("vitft")}",run="{run}"}}'
         started, limit = [("", self.started)], [("", queue.limits.queue)]
         known, right, unlike = queue.pipeline.postprocess, [], []

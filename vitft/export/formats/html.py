@@ -22,7 +22,7 @@ import numpy as np
 
 from vitft.data.transforms import EvalTransform
 from vitft.export.formats.base import ExportFormat, OpenedModel, compare_exports
-from vitft.export.formats.onnx import RESIZED
+from vitft.export.formats.onnx import resize_obstacle
 from vitft.export.formats.timm import unsupported_part
 from vitft.export.trained import TrainedRun
 from vitft.features.ood import Reference, read_reference
@@ -183,13 +183,11 @@ class HtmlFormat(ExportFormat):
     max_error = _MAX_ERROR_ROUNDED
 
     def obstacle(self) -> str:
-        interpolation = self.card.transform.interpolation
         if part := unsupported_part("html", self.card.architecture):
             return part
         if not numpy_supports(self.card):
             return "the page can only run models with 1 or 3 channels and at most 4,096 patches"
-        is_known = interpolation in RESIZED
-        return "" if is_known else f"the page cannot resize with {interpolation} interpolation"
+        return resize_obstacle(self.card, "the page")
 
     def write(self, folder: Path) -> None:
         trained, config = self.trained, self.card.vit

@@ -188,7 +188,7 @@ class OnnxFormat(ExportFormat):
     name = "onnx"
 
     def obstacle(self) -> str:
-        return _resize_obstacle(self.card) if self.plan.with_resize else ""
+        return resize_obstacle(self.card, "the graph") if self.plan.with_resize else ""
 
     def write(self, folder: Path) -> None:
         path, plan = folder / ONNX_FILE, self.plan
@@ -546,7 +546,7 @@ def _integer_product(builder: _GraphBuilder, node: Any, rounded: str, scale: str
 _RESIZE_INPUT, _RESIZE_OUTPUT = "image", "resize_view"
 _PLANES_INPUT = "pixel_values"
 """Name of a float32 input with the channels first, as transformers.js passes it."""
-RESIZED = ("bilinear", "bicubic", "lanczos")  # interpolation methods that the graph can compute
+_RESIZED = ("bilinear", "bicubic", "lanczos")  # methods that graph and page (`html`) can compute
 _MAX_GREY_LEVELS = 2
 """Maximum difference between views, in grey levels (out of 255). If the first pass rounds a value
 near a boundary differently, the second pass can amplify the difference."""
@@ -554,10 +554,10 @@ _GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
 """Pillow's weights for red, green and blue in the conversion to grey, in units of 1 / 65536."""
 
 
-def _resize_obstacle(card: Card) -> str:
-    """Return why a graph cannot resize like the model's transform, or "" if it can."""
+def resize_obstacle(card: Card, what: str) -> str:
+    """Return why `what` cannot resize like the model's transform, or "" if it can."""
     how = card.transform.interpolation
-    return "" if how in RESIZED else f"the graph cannot resize with {how} interpolation"
+    return "" if how in _RESIZED else f"{what} cannot resize with {how} interpolation"
 
 
 def resize_graph(
@@ -751,7 +751,7 @@ class TransformersJsFormat(ExportFormat):
             )
         if _parameter_bytes(self.trained) > _MAX_INLINE_BYTES:
             return "transformers.js reads a graph from one file of up to 2 GB"
-        return _resize_obstacle(self.card)
+        return resize_obstacle(self.card, "the graph")
 
     def write(self, folder: Path) -> None:
         config = {"model_type": "vit", "architectures": ["ViTForImageClassification"]}
