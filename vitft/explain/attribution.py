@@ -1,10 +1,9 @@
 """Attribution maps: one value per patch of the image.
 
 The maps of a Vision Transformer are computed from attention and its gradients, and those of a timm
-model from a feature map (`feature_maps`). `trace_attention` runs the blocks with explicit attention
-weights instead of a fused kernel. The logits are computed from them, and gradients flow back to
-them. This needs neither hooks nor a second implementation of the
-blocks.
+model from a feature map. `trace_attention` runs the blocks with explicit attention weights instead
+of a fused kernel. The logits are computed from them, and gradients flow back to them. This needs
+neither hooks nor a second implementation of the blocks.
 
 Shapes use the notation of `models.vit`; gh and gw are the numbers of rows and columns of the patch
 grid.
@@ -36,13 +35,10 @@ from vitft.system.text import percent
 
 _MAX_ASPECT_ERROR = 1.5
 """Maximum ratio between the aspect ratios of a feature map and the image. The aspect ratios of
-small maps differ because their sides are rounded.
-"""
-
+small maps differ because their sides are rounded."""
 _MIN_SIDE = 6
 """Minimum number of rows and columns of the feature map that is used, if the network has such a
-map. CNNs have 7x7 positions in the last stage for images of 224 pixels, but 2x2 for 64 pixels.
-"""
+map. CNNs have 7x7 positions in the last stage for images of 224 pixels, but 2x2 for 64 pixels."""
 
 
 def _arranged(

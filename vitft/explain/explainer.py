@@ -250,7 +250,7 @@ class Explainer:
         blended = overlay(picture, scale_maps(heat[None])[0])
         title = map_title(model.net, self.method)
         shown = with_legend(blended, title) if self.legend else blended
-        self._write(f"{stem}.png", png_bytes(shown))
+        write_into(self.out, f"{stem}.png", png_bytes(shown))
         if len(self.tiles) < _MAX_ON_SHEET:
             # The text is not drawn, because no font has the characters of all languages.
             tile = {
@@ -270,15 +270,13 @@ class Explainer:
                 config = model.net.config
                 maps, name = head_maps(config, arrays["attention"]), attention_title(config)
                 heads = heads_sheet(maps, name, self.size, legend=self.legend)
-                result = replace(result, heads=self._write(f"{stem}-heads.png", png_bytes(heads)))
+                file = write_into(self.out, f"{stem}-heads.png", png_bytes(heads))
+                result = replace(result, heads=file)
         if self.arrays:
             buffer = io.BytesIO()
             np.savez(buffer, **arrays)
-            self._write(f"{stem}.npz", buffer.getvalue())
+            write_into(self.out, f"{stem}.npz", buffer.getvalue())
         return result
-
-    def _write(self, name: str, content: bytes) -> Path:
-        return write_into(self.out, name, content)
 
     def finish(self) -> Path | None:
         """Write the overview page and return its path, or None for fewer than two images."""
@@ -292,7 +290,7 @@ class Explainer:
             "bar": jpeg_uri(thumbnail_jpeg(colour_bar(), 256)),
             "tiles": self.tiles,
         }
-        return self._write("sheet.html", b"".join(render("sheet.html.j2", view)))
+        return write_into(self.out, "sheet.html", b"".join(render("sheet.html.j2", view)))
 
 
 def head_maps(config: ViTConfig, maps: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -158,7 +158,7 @@ def with_legend(picture: Image.Image, name: str, font_px: int | None = None) -> 
     height = picture.height + 3 * margin + font_px + lines * font_px
     result = Image.new("RGB", (picture.width, height), _BACKGROUND)
     result.paste(picture)
-    ramp = np.linspace(0, 1, picture.width - 2 * margin, dtype=np.float32)
+    ramp = np.linspace(0, 1, max(1, picture.width - 2 * margin), dtype=np.float32)
     bar = _apply_colour_map(np.tile(ramp, (font_px, 1))).round().astype(np.uint8)
     result.paste(Image.fromarray(bar), (margin, picture.height + margin))
     canvas, base = ImageDraw.Draw(result), picture.height + 5 * margin
@@ -166,7 +166,7 @@ def with_legend(picture: Image.Image, name: str, font_px: int | None = None) -> 
     canvas.text((picture.width - margin, base), "highest", _TEXT_COLOUR, font, anchor="rs")
     fitting = min(1.0, (picture.width - 2 * margin) / widths[0])
     place = (picture.width // 2, base + (lines - 1) * font_px)
-    small = font if fitting == 1 else ImageFont.load_default(int(fitting * font_px))
+    small = font if fitting == 1 else ImageFont.load_default(max(1, int(fitting * font_px)))
     canvas.text(place, name, _TEXT_COLOUR, small, anchor="ms")
     return result
 

@@ -8,7 +8,6 @@ filters, position embeddings and attention distances, section 3.1 for tokens
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +44,7 @@ def write_model_figures(
         similarity, title = position_similarity(vit.config, vit.pos_embed), "position embeddings"
         figures["positions.png"] = positions_png(similarity, title=f"{model.name}: {title}")
     some = images[:: max(1, len(images) // _MAX_DISTANCE_IMAGES)][:_MAX_DISTANCE_IMAGES]
-    transform = model.transform
-    views = decode_images(
-        some, lambda _, image: transform.pixels(image), grey_range=transform.grey_range
-    )
-    stacks = list(stack_batches(views, 8))
+    stacks = list(stack_batches(_views(model, some), 8))
     batches = (model.inputs(pixels) for _, pixels, _ in stacks if len(pixels))
     distance, count = attention_distance(vit, batches)
     if count:
@@ -59,6 +54,12 @@ def write_model_figures(
     for name, content in figures.items():
         write_into(out, name, content)
     return [*figures], [error for _, _, failed in stacks for _, error in failed]
+
+
+def _views(model: ExplainedModel, images: Sequence[str]) -> Iterator[Pixels | ImageError]:
+    """Yield each image as the model sees it, or the error of an unreadable one."""
+    how = model.transform
+    return decode_images(images, lambda _, image: how.pixels(image), grey_range=how.grey_range)
 
 
 @torch.no_grad()
@@ -89,8 +90,7 @@ def patch_filters(
 @torch.no_grad()
 def position_similarity(config: ViTConfig, positions: Tensor) -> NDArray[np.float32]:
     """Return the cosine similarities (gh, gw, gh, gw) of position embeddings (1, N or P, D)."""
-    first = config.num_prefix if config.prefix_positions else 0
-    rows = F.normalize(positions[0, first:].float().cpu(), dim=-1)  # (P, D)
+    rows = F.normalize(positions[0, config.num_placed_prefix :].float().cpu(), dim=-1)  # (P, D)
     return (rows @ rows.T).unflatten(1, config.grid).unflatten(0, config.grid).numpy()
 
 
@@ -132,8 +132,7 @@ def patch_tokens(model: VisionTransformer, pixels: torch.Tensor) -> PatchTokens:
     config = model.config
     positions = None
     if model.pos_embed is not None:
-        first = config.num_prefix if config.prefix_positions else 0
-        positions = model.pos_embed[0, first:].float().cpu().numpy()
+        positions = model.pos_embed[0, config.num_placed_prefix :].float().cpu().numpy()
     prefix = {"class": config.class_token, "distillation": config.distilled}
     names = [f"{name} token" for name, is_there in prefix.items() if is_there]
     if config.registers:
@@ -167,15 +166,11 @@ def write_patch_figures(
 ) -> Iterator[ExplainedImage]:
     """Write a figure per image, and yield its path or the error of an unreadable image."""
     model.net.require_vit("--patches")
-    transform = model.transform
-    views = decode_images(
-        images, lambda _, image: transform.pixels(image), grey_range=transform.grey_range
-    )
-    for number, (path, view) in enumerate(zip(images, views, strict=True), start=1):
-        done = ExplainedImage(path=path)
+    views = zip(images, _views(model, images), strict=True)
+    for number, (path, view) in enumerate(views, start=1):
         if isinstance(view, ImageError):
-            yield replace(done, error=view.reason)
+            yield ExplainedImage(path=path, error=view.reason)
             continue
         content = patch_figure(model.net, model.inputs, view, title=Path(path).name)
         name = f"{number:03}-{safe_stem(path)}-patches.png"
-        yield replace(done, file=write_into(out, name, content))
+        yield ExplainedImage(path=path, file=write_into(out, name, content))

@@ -119,9 +119,9 @@ def _write_examples(trained: TrainedRun, path: Path) -> list[str]:
     found: dict[int, Image.Image] = {}
     classes, side = trained.card.classes, (_EXAMPLE_SIDE, _EXAMPLE_SIDE)
     samples = () if trained.card.several else trained.unchanged_images(20 * len(classes))
-    for sample in samples:
-        if (label := int(sample.label)) not in found:
-            found[label] = ImageOps.fit(sample.image, side, Image.Resampling.LANCZOS)
+    for image, index, _ in samples:
+        if (label := int(index)) not in found:
+            found[label] = ImageOps.fit(image, side, Image.Resampling.LANCZOS)
         if len(found) == min(_MOST_EXAMPLES, len(classes)):
             break
     if not found:

@@ -30,7 +30,7 @@ from vitft.export.formats.timm import (
     unsupported_part,
 )
 from vitft.export.plan import EXPORT_FORMATS, ExportPlan
-from vitft.export.trained import TrainedRun, load_trained
+from vitft.export.trained import load_trained
 from vitft.models.pretrained.fetch import describe_failure, http_error, plain_http, status_of
 from vitft.report.html import filled
 from vitft.system import console
@@ -138,7 +138,19 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         kept = {name: formats[name] for name in folders}
         is_other = trained.of_last_block is not trained
         narrow = tuple(name for name, one in kept.items() if one.reads_last_block and is_other)
-        notes = _export_notes(trained, plan, [*named.values()], kept, narrow)
+        has_model = any(one.is_model for one in kept.values())
+        notes = filled(
+            "notes.j2",
+            rows=[*named.values()],
+            status=trained.results.status,
+            resume=resume_command(trained.run),
+            formats=kept,
+            narrow=_format_options(narrow),
+            narrow_reason=trained.last_block_reason,
+            obstacle=unsupported_part("timm", trained.of_last_block.card.architecture),
+            is_licensed=not has_model or plan.licence or trained.pretrained_licence,
+            from_scratch=trained.is_from_scratch,
+        )
         for name, one in kept.items():
             if one.is_model:
                 second = named.get(f"{name}, int8")
@@ -167,29 +179,6 @@ def _refused(
     if len(refused) == len(formats):
         raise next(iter(refused.values()))
     return refused
-
-
-def _export_notes(
-    trained: TrainedRun,
-    plan: ExportPlan,
-    rows: Sequence[ExportComparison],
-    formats: Mapping[str, ExportFormat],
-    narrow: Sequence[str],
-) -> str:
-    """Return notes for the user on the verified `formats` of an export, one per line."""
-    has_model = any(one.is_model for one in formats.values())
-    return filled(
-        "notes.j2",
-        rows=rows,
-        status=trained.results.status,
-        resume=resume_command(trained.run),
-        formats=formats,
-        narrow=_format_options(narrow),
-        narrow_reason=trained.last_block_reason,
-        obstacle=unsupported_part("timm", trained.of_last_block.card.architecture),
-        is_licensed=not has_model or plan.licence or trained.pretrained_licence,
-        from_scratch=trained.is_from_scratch,
-    )
 
 
 # upload of an exported folder to a hub repository, in one commit ----------------------------------

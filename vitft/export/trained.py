@@ -43,15 +43,10 @@ from vitft.system.text import percent
 _NUM_NOISE_IMAGES = 8  # number of noise images that are compared if there are no validation images
 
 
-@dataclass(frozen=True, slots=True)
-class LabelledImage:
-    """An image for comparing predictions."""
-
-    image: Image.Image
-    label: int | Flags
-    """Class index, or for multi-label data one flag per label (C,); -1 for noise images."""
-    group: str = ""
-    """Name of the group, or the digest of an image without one; empty if no image has a group."""
+Sample = tuple[Image.Image, int | Flags, str]
+"""An image for comparing predictions, its label and its group. The label is a class index, for
+multi-label data one flag per label (C,), or -1 for noise images. The group is its name, or the
+digest of an image without one; it is empty if no image has a group."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,11 +132,9 @@ class TrainedRun:
 
         `literal` converts a name to text that is displayed literally.
         """
-        origin, test = Path(self.card.weights.get("name", "")).name, None
+        origin = Path(self.card.weights.get("name", "")).name
         if origin == "model":  # the file name model.safetensors conveys no information
             origin = self.card.weights.get("from", "")
-        if self.measured:
-            test = self.measured.get("test")
         values = {
             "literal": literal,
             "shape": self.card.architecture,
@@ -151,7 +144,7 @@ class TrainedRun:
             "transform": self.card.transform,
             "data": literal(self.results.data or "images"),
             "sizes": {part: counts[""] for part, counts in self.num_images.items()},
-            "test": test,
+            "test": self.measured.get("test") if self.measured else None,
             "chosen": licence,
             "known": self.pretrained_licence,
             "obligation": obligation(self.pretrained_licence) if self.pretrained_licence else "",
@@ -172,7 +165,7 @@ class TrainedRun:
             for name in self.card.classes
         ]
 
-    def comparison_images(self, count: int) -> Iterator[LabelledImage]:
+    def comparison_images(self, count: int) -> Iterator[Sample]:
         """Yield at most `count` unchanged validation images, or noise if there are none."""
         is_empty = True
         for sample in self.unchanged_images(count):
@@ -183,14 +176,14 @@ class TrainedRun:
         # Noise images have different heights and are at least as large as the input.
         for i in range(_NUM_NOISE_IMAGES if is_empty else 0):
             pixels = random.integers(0, 256, (height + 3 * i, width + 20, 3), dtype=np.uint8)
-            yield LabelledImage(Image.fromarray(pixels), -1)
+            yield Image.fromarray(pixels), -1, ""
 
     def num_comparison_images(self, count: int) -> int:
         """Return how many images `comparison_images` yields unless files have changed."""
         manifest = self.manifest
         return _NUM_NOISE_IMAGES if manifest is None else min(count, len(manifest.val))
 
-    def unchanged_images(self, count: int) -> Iterator[LabelledImage]:
+    def unchanged_images(self, count: int) -> Iterator[Sample]:
         """Sample `count` evenly spaced validation images, and yield those that are unchanged."""
         manifest, grey_range = self.manifest, self.card.transform.grey_range
         if manifest is None:
@@ -204,7 +197,7 @@ class TrainedRun:
             with contextlib.suppress(ImageError):
                 if hashlib.sha256(read_bytes(path)).hexdigest() == row.sha256:
                     image = open_image(path, grey_range=grey_range)
-                    yield LabelledImage(image, target, (row.group or row.sha256) * has_groups)
+                    yield image, target, (row.group or row.sha256) * has_groups
 
     @cached_property
     def of_last_block(self) -> "TrainedRun":

@@ -59,9 +59,7 @@ class MLP(nn.Module):
         hidden, bias = config.hidden, config.proj_bias
         self.is_gated, self.activation = is_gated, _ACTIVATIONS[config.activation]
         self.fc1 = nn.Linear(config.width, 2 * hidden if is_gated else hidden, bias=bias)
-        self.norm = build_norm(
-            config, hidden, is_there=config.mlp_norm
-        )  # the identity in a plain ViT
+        self.norm = build_norm(config, hidden, is_there=config.mlp_norm)
         self.fc2 = nn.Linear(hidden, config.width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:

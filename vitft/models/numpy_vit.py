@@ -250,9 +250,8 @@ def _gelu_tanh(x: Float32Array) -> Float32Array:
 
 
 def _sigmoid_gelu(x: Float32Array) -> Float32Array:
-    return _as_floats(
-        np.float32(0.5) * x * (1 + np.tanh(np.float32(0.851) * x))
-    )  # x sigmoid(1.702 x)
+    """Return x sigmoid(1.702 x), with tanh."""
+    return _as_floats(np.float32(0.5) * x * (1 + np.tanh(np.float32(0.851) * x)))
 
 
 def _swiglu(hidden: Float32Array) -> Float32Array:
@@ -273,7 +272,7 @@ def _mix_values(q: Float32Array, k: Float32Array, v: Float32Array) -> Float32Arr
 
 
 def _rotations(config: ViTConfig) -> tuple[Float32Array, Float32Array]:
-    """Return the cosines and sines (N, K / 2) of rotary position embeddings (see `rope`)."""
+    """Return the cosines and sines (N, K / 2) of rotary position embeddings (see `Rotary`)."""
     rope, size = config.rope, config.width // config.heads
     assert rope is not None, "only for models with rotary position embeddings"
     axes: list[Any] = []

@@ -181,12 +181,12 @@ class VisionTransformer(nn.Module):
         self.config = config
         self.checkpointing = False  # see `set_checkpointing`
         self.patch_embed = PatchEmbed(config)
-        width, rows = config.width, config.num_prefix if config.prefix_positions else 0
+        width, rows = config.width, config.num_placed_prefix + math.prod(config.grid)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if config.class_token else None
         self.dist_token = nn.Parameter(torch.zeros(1, 1, width)) if config.distilled else None
         registers = torch.zeros(1, config.registers, width)
         self.reg_token = nn.Parameter(registers) if config.registers else None
-        positions = torch.zeros(1, rows + math.prod(config.grid), width)
+        positions = torch.zeros(1, rows, width)
         self.pos_embed = nn.Parameter(positions) if config.positions else None
         # Radford et al. 2021 (CLIP), section 2.4
         self.norm_pre = build_norm(config, is_there=config.embed_norm)
@@ -237,11 +237,9 @@ class VisionTransformer(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         """Like `encode`, but also return the outputs (B, N, D) of earlier blocks for the head."""
         depth, found = self.config.depth, list[Tensor]()
-        first = max(start, depth - self.config.read_blocks)
-        tokens = self.encode(tokens, start, first)
-        for i in range(first, depth if stop is None else stop):
-            tokens = self.encode(tokens, i, i + 1)
-            if i < depth - 1:
+        for i, block in enumerate(self.blocks[start:stop], start):
+            tokens = self.apply_block(block, block, tokens)
+            if depth - self.config.read_blocks <= i < depth - 1:
                 found.append(tokens)
         return tokens, found
 

@@ -76,7 +76,7 @@ def frozen_blocks(layers: str, depth: int) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embeddings (RoPE), as explained in `rope`."""
+    """Rotary position embeddings (RoPE), as explained in `layers.Rotary`."""
 
     unit: bool = True
     """Whether the coordinate of row or column r of g is 2 pi (2 (r + 1/2) / g - 1) instead of r. It
@@ -274,6 +274,11 @@ class ViTConfig:
         return self.class_token + self.distilled + self.registers
 
     @property
+    def num_placed_prefix(self) -> int:
+        """Number of prefix tokens with position embeddings, whose rows precede the patches'."""
+        return self.num_prefix if self.prefix_positions else 0
+
+    @property
     def num_read(self) -> int:
         """Number of class and distillation tokens, which the heads read if `pool` is "cls"."""
         return 1 + self.distilled
@@ -384,8 +389,8 @@ def _tensors(config: ViTConfig) -> _Tensors:
     yield "cls_token", (1, 1, width), config.class_token
     yield "dist_token", (1, 1, width), config.distilled
     yield "reg_token", (1, config.registers, width), config.registers > 0
-    rows = config.num_prefix if config.prefix_positions else 0
-    yield "pos_embed", (1, rows + math.prod(config.grid), width), config.positions
+    rows = config.num_placed_prefix + math.prod(config.grid)
+    yield "pos_embed", (1, rows, width), config.positions
     yield from _patch_embed(config)
     yield from _norm(config, "norm_pre", has=config.embed_norm)
     for block in (f"blocks.{i}" for i in range(config.depth)):

@@ -49,15 +49,11 @@ _SECURITY_HEADERS = {  # of every response that does not set them itself
 }
 
 
-class JsonResponse(Response):
-    """JSON response in ASCII, with non-ASCII characters and invalid Unicode escaped."""
-
-    media_type = "application/json"
-
-    def __init__(
-        self, fields: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(json.dumps(fields, allow_nan=False), status, headers)
+def json_response(
+    fields: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return a JSON response in ASCII, with non-ASCII characters and invalid Unicode escaped."""
+    return Response(json.dumps(fields, allow_nan=False), status, headers, "application/json")
 
 
 def page_route(
@@ -121,7 +117,7 @@ def make_site(
             await (_refusal(scope, access, key) or app)(scope, receive, send_with_headers)
         except asyncio.CancelledError:  # the server is stopping, and this request took too long
             if not status:
-                stopping = JsonResponse({"error": "the server is shutting down"}, 503)
+                stopping = json_response({"error": "the server is shutting down"}, 503)
                 await stopping(scope, receive, send_with_headers)
         finally:
             if observe:
@@ -135,21 +131,21 @@ async def _http_error(_: Request, error: Exception) -> Response:
     problem = error.detail
     if problem == http.HTTPStatus(error.status_code).phrase:
         problem = problem.lower()
-    return JsonResponse({"error": problem}, error.status_code, error.headers)
+    return json_response({"error": problem}, error.status_code, error.headers)
 
 
 async def _internal_error(_: Request, __: Exception) -> Response:
-    return JsonResponse({"error": "internal server error: see the server log"}, 500)
+    return json_response({"error": "internal server error: see the server log"}, 500)
 
 
-def _refusal(scope: Scope, access: Access, key: str) -> JsonResponse | None:
+def _refusal(scope: Scope, access: Access, key: str) -> Response | None:
     """Return the error response for a refused request, or None if the request is allowed."""
     if found := access(scope["method"], Headers(scope=scope)):
-        return JsonResponse({"error": found[1]}, found[0])
+        return json_response({"error": found[1]}, found[0])
     sent = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[-1]
     if key and not secrets.compare_digest(sent.encode(), key.encode()):
         fix = "open the address that was printed at startup"
-        return JsonResponse({"error": f"wrong or missing key: {fix}"}, 403)
+        return json_response({"error": f"wrong or missing key: {fix}"}, 403)
     return None
 
 
@@ -260,7 +256,7 @@ class _Handlers:
     async def healthz(self, _: Request) -> Response:
         """Return the status of the server and the number of queued images."""
         counts = {"waiting": self.queue.admitted, "queue": self.limits.queue}
-        return JsonResponse({"status": "ok", **counts})
+        return json_response({"status": "ok", **counts})
 
     async def labels(self, _: Request) -> Response:
         """Return facts about the model, such as the class names, and the limits of the server."""
@@ -280,7 +276,7 @@ class _Handlers:
             "max_bytes": self.limits.max_bytes,
             "max_images": self.limits.images,
         }
-        return JsonResponse(fields)
+        return json_response(fields)
 
     async def predict(self, request: Request) -> Response:
         """Return the most probable classes of each image, or an error for an unusable image."""
@@ -291,9 +287,9 @@ class _Handlers:
             )
         results = [prediction.to_dict() for prediction in predictions]
         if not all(prediction.error for prediction in predictions):
-            return JsonResponse({"results": results})
+            return json_response({"results": results})
         only = predictions[0].error if len(results) == 1 else "none of the files is a usable image"
-        return JsonResponse({"error": only, "results": results}, 422)
+        return json_response({"error": only, "results": results}, 422)
 
     async def explain(self, request: Request) -> Response:
         """Return a PNG of an image overlaid with the relevance of its patches for a class."""
@@ -362,7 +358,7 @@ def make_app(queue: BatchQueue, access: Access) -> ASGIApp:
         work.cancel()
 
     async def openapi(_: Request) -> Response:
-        return JsonResponse(description)
+        return json_response(description)
 
     async def show_metrics(_: Request) -> Response:
         return Response(metrics.text(), headers={"content-type": _CONTENT_TYPE})
@@ -449,7 +445,7 @@ def _openapi(*, explains: bool) -> dict[str, Any]:
 # metrics of the server in the text format of Prometheus, for `GET /metrics`, and the access log ---
 
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # seconds
+_LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, math.inf)  # in s
 
 
 class _ServerMetrics:
@@ -485,12 +481,11 @@ class _ServerMetrics:
         ]
         times: list[tuple[str, float | str]] = []
         for path, seconds in sorted(self.seconds.items()):
-            total = sum(n for (name, _), n in self.requests.items() if name == path)
-            counts = [(str(bound), self.buckets[path, bound]) for bound in _LATENCY_BOUNDS]
-            for edge, number in (*counts, ("+Inf", total)):
-                times.append((f'_bucket{{path="{path}",le="{edge}"}}', number))
+            for bound in _LATENCY_BOUNDS:
+                edge = "+Inf" if bound == math.inf else str(bound)
+                times.append((f'_bucket{{path="{path}",le="{edge}"}}', self.buckets[path, bound]))
             times.append((f'_sum{{path="{path}"}}', f"{seconds:.6f}"))
-            times.append((f'_count{{path="{path}"}}', total))
+            times.append((f'_count{{path="{path}"}}', self.buckets[path, math.inf]))
         of_model = f'{{version="{version("vitft")}",run="{run}"}}'
         started, limit = [("", self.started)], [("", queue.limits.queue)]
         known, right, unlike = queue.pipeline.postprocess, [], []

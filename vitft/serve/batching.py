@@ -31,7 +31,6 @@ from vitft.system.errors import ImageError, UsageError
 log = logging.getLogger(__name__)
 request_log = logging.getLogger("vitft.serve.requests")  # the access log, of level DEBUG
 
-
 RETRY_SOON = {"Retry-After": "1"}
 _SCAN_MARKER = b"\xff\xda"  # at the start of each JPEG scan, but never in its compressed data
 _Output = TypeVar("_Output")

@@ -23,7 +23,7 @@ from PIL import Image
 
 from vitft.data.transforms import EvalTransform
 from vitft.export.plan import ExportPlan
-from vitft.export.trained import LabelledImage, TrainedRun
+from vitft.export.trained import Sample, TrainedRun
 from vitft.messages.results import within
 from vitft.metrics.intervals import Flags, Interval, accuracy_interval
 from vitft.metrics.outputs import Outputs
@@ -220,10 +220,8 @@ class ExportComparison:
         difference = moved = float("inf")
         if before.shape == after.shape and np.isfinite(after).all():
             one, other = map(outputs.probabilities, (before, after))
-            difference, moved = (
-                float(np.abs(before - after).max()),
-                float(np.abs(one - other).max()),
-            )
+            difference = float(np.abs(before - after).max())
+            moved = float(np.abs(one - other).max())
         return cls(
             name=name,
             by=by,
@@ -276,7 +274,7 @@ class ExportComparison:
 def compare_exports(
     original: OpenedModel,
     exports: Mapping[str, tuple[OpenedModel, int]],
-    samples: Iterable[LabelledImage],
+    samples: Iterable[Sample],
     *,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[ExportComparison]:
@@ -300,11 +298,11 @@ def compare_exports(
     units: list[str] = []
     images, order = iter(samples), [*models]
     while batch := list(islice(images, _BATCH_SIZE)):
-        labels += [sample.label for sample in batch]
-        units += [sample.group for sample in batch]
+        labels += [label for _, label, _ in batch]
+        units += [group for _, _, group in batch]
         for name in order:
             model, (logits, seconds) = models[name], logs[name]
-            inputs = [model.prepare(sample.image) for sample in batch]
+            inputs = [model.prepare(image) for image, _, _ in batch]
             if not logits:
                 model.predict(inputs)  # excludes initialisation from the timing
             started = time.perf_counter()

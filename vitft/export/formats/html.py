@@ -22,7 +22,7 @@ import numpy as np
 
 from vitft.data.transforms import EvalTransform
 from vitft.export.formats.base import ExportFormat, OpenedModel, compare_exports
-from vitft.export.formats.onnx import RESIZED
+from vitft.export.formats.onnx import resize_obstacle
 from vitft.export.formats.timm import unsupported_part
 from vitft.export.trained import TrainedRun
 from vitft.features.ood import Reference, read_reference
@@ -162,8 +162,7 @@ def _read_tensors(described: Sequence[Mapping[str, Any]], data: bytes) -> dict[s
 
 _MAX_PAGE_BYTES = 130_000_000
 """Maximum size of the page in bytes, enough for a ViT-B in 8 bits. Browsers need several times as
-much memory for the text, the decoded weights and the model.
-"""
+much memory for the text, the decoded weights and the model."""
 _MAX_ERROR_ROUNDED = 3e-2
 """Maximum difference in a logit due to rounded weights, relative to the larger of 1 and the largest
 logit; 8 bits are chosen only if the difference is at most half of this."""
@@ -172,8 +171,7 @@ _MAX_CHANGE, _MIN_TRIED = 0.01, 20
 which to measure it; otherwise, 16 bits are used."""
 _WORKER_BYTES, _MAX_WORKERS = 400_000_000, 4
 """Maximum total memory in bytes and maximum number of workers that run in parallel. Each worker has
-its own copy of the model.
-"""
+its own copy of the model."""
 _SPEED = 1.2e9
 """Multiply-adds per second of the engine on one core (V8, benchmarks/notebook/exports.md)."""
 
@@ -185,13 +183,11 @@ class HtmlFormat(ExportFormat):
     max_error = _MAX_ERROR_ROUNDED
 
     def obstacle(self) -> str:
-        interpolation = self.card.transform.interpolation
         if part := unsupported_part("html", self.card.architecture):
             return part
         if not numpy_supports(self.card):
             return "the page can only run models with 1 or 3 channels and at most 4,096 patches"
-        is_known = interpolation in RESIZED
-        return "" if is_known else f"the page cannot resize with {interpolation} interpolation"
+        return resize_obstacle(self.card, "the page")
 
     def write(self, folder: Path) -> None:
         trained, config = self.trained, self.card.vit

@@ -188,7 +188,7 @@ class OnnxFormat(ExportFormat):
     name = "onnx"
 
     def obstacle(self) -> str:
-        return _resize_obstacle(self.card) if self.plan.with_resize else ""
+        return resize_obstacle(self.card, "the graph") if self.plan.with_resize else ""
 
     def write(self, folder: Path) -> None:
         path, plan = folder / ONNX_FILE, self.plan
@@ -209,10 +209,10 @@ class OnnxFormat(ExportFormat):
         with timed_step("comparing the images that the graph resizes"):
             graph = resize_graph(transform).SerializeToString()
             session = open_session(graph, threads=torch.get_num_threads())
-            for sample in self.trained.comparison_images(self.plan.images):
-                image = np.asarray(sample.image)[None]
-                view = session.run([_RESIZE_OUTPUT], {_RESIZE_INPUT: image})[0][0]
-                off = np.abs(view.astype(np.int16) - transform.pixels(sample.image))
+            for image, _, _ in self.trained.comparison_images(self.plan.images):
+                inputs = {_RESIZE_INPUT: np.asarray(image)[None]}
+                view = session.run([_RESIZE_OUTPUT], inputs)[0][0]
+                off = np.abs(view.astype(np.int16) - transform.pixels(image))
                 levels = max(levels, int(off.max()))
                 values, differing = values + off.size, differing + int((off > 0).sum())
         if levels > _MAX_GREY_LEVELS:
@@ -482,38 +482,36 @@ def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
     producer = {name: node.op_type for node in graph.node for name in node.output}
     matrices = {tensor.name: tensor for tensor in graph.initializer if len(tensor.dims) == 2}
     builder = _GraphBuilder("int8_", {})
-    parts: dict[str, tuple[str, str]] = {}
-    zeros: set[str] = set()  # onnxruntime warns of each tensor that no node reads
+    stored: set[str] = set()  # names of new tensors; onnxruntime warns of each that no node reads
+
+    def store(name: str, array: NumericArray) -> None:
+        stored.add(name)
+        graph.initializer.append(numpy_helper.from_array(array, name))
+
     for node in graph.node:
         tensor = matrices.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
         if tensor is None:
             builder.nodes.append(node)
             continue
         is_rows = any(a.name == "transB" and a.i for a in node.attribute)  # (F, D), not (D, F)
-        if tensor.name not in parts:
+        rounded, scale, zero = (f"{tensor.name}_{part}" for part in ("rounded", "scale", "zero"))
+        if rounded not in stored:
             weights = numpy_helper.to_array(tensor)
             largest = np.abs(weights).max(axis=int(is_rows), keepdims=True)  # of each output
             scales = np.maximum(largest, 1e-12) / 127
-            arrays = {
-                f"{tensor.name}_rounded": (np.rint(weights / scales) + _ZERO).astype(np.uint8),
-                f"{tensor.name}_scale": scales.astype(np.float32).ravel(),
-            }
-            graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in arrays.items())
-            parts[tensor.name] = f"{tensor.name}_rounded", f"{tensor.name}_scale"
-        rounded, scale = parts[tensor.name]
+            store(rounded, (np.rint(weights / scales) + _ZERO).astype(np.uint8))
+            store(scale, scales.astype(np.float32).ravel())
         if node.op_type == "MatMul" and producer.get(node.input[0]) not in _ACTIVATIONS:
             _integer_product(builder, node, rounded, scale)
             continue
         axis = 0 if is_rows else 1
-        zero = f"{tensor.name}_zero"
-        if zero not in zeros:
-            zeros.add(zero)
-            points = np.full(tensor.dims[axis], _ZERO, np.uint8)  # (F,)
-            graph.initializer.append(numpy_helper.from_array(points, zero))
+        if zero not in stored:
+            store(zero, np.full(tensor.dims[axis], _ZERO, np.uint8))  # (F,)
         node.input[1] = builder.add("DequantizeLinear", rounded, scale, zero, axis=axis)
         builder.nodes.append(node)
-    for name in parts:
-        graph.initializer.remove(matrices[name])
+    for name, matrix in matrices.items():
+        if f"{name}_rounded" in stored:
+            graph.initializer.remove(matrix)
     graph.initializer.extend(builder.tensors())
     del graph.node[:]
     graph.node.extend(builder.nodes)
@@ -548,21 +546,18 @@ def _integer_product(builder: _GraphBuilder, node: Any, rounded: str, scale: str
 _RESIZE_INPUT, _RESIZE_OUTPUT = "image", "resize_view"
 _PLANES_INPUT = "pixel_values"
 """Name of a float32 input with the channels first, as transformers.js passes it."""
-RESIZED = ("bilinear", "bicubic", "lanczos")  # interpolation methods that the graph can compute
+_RESIZED = ("bilinear", "bicubic", "lanczos")  # methods that graph and page (`html`) can compute
 _MAX_GREY_LEVELS = 2
-"""Maximum difference between views, in grey levels (out of 255).
-
-If the first pass rounds a value near a boundary differently, the second pass can amplify the
-difference.
-"""
+"""Maximum difference between views, in grey levels (out of 255). If the first pass rounds a value
+near a boundary differently, the second pass can amplify the difference."""
 _GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
 """Pillow's weights for red, green and blue in the conversion to grey, in units of 1 / 65536."""
 
 
-def _resize_obstacle(card: Card) -> str:
-    """Return why a graph cannot resize like the model's transform, or "" if it can."""
+def resize_obstacle(card: Card, what: str) -> str:
+    """Return why `what` cannot resize like the model's transform, or "" if it can."""
     how = card.transform.interpolation
-    return "" if how in RESIZED else f"the graph cannot resize with {how} interpolation"
+    return "" if how in _RESIZED else f"{what} cannot resize with {how} interpolation"
 
 
 def resize_graph(
@@ -739,8 +734,6 @@ _PROCESSOR_SETTINGS: Mapping[str, Any] = {
     "do_convert_rgb": True,
     **dict.fromkeys(("do_resize", "do_center_crop", "do_rescale", "do_normalize"), False),
 }
-
-
 _EXACT_GRAPH, _SMALL_GRAPH = f"onnx/{ONNX_FILE}", "onnx/model_quantized.onnx"
 
 
@@ -758,12 +751,12 @@ class TransformersJsFormat(ExportFormat):
             )
         if _parameter_bytes(self.trained) > _MAX_INLINE_BYTES:
             return "transformers.js reads a graph from one file of up to 2 GB"
-        return _resize_obstacle(self.card)
+        return resize_obstacle(self.card, "the graph")
 
     def write(self, folder: Path) -> None:
         config = {"model_type": "vit", "architectures": ["ViTForImageClassification"]}
         write_json(folder / "config.json", config | labels_of(self.card))
-        write_json(folder / "preprocessor_config.json", dict(_PROCESSOR_SETTINGS))
+        write_json(folder / "preprocessor_config.json", _PROCESSOR_SETTINGS)
         exact, small = folder / _EXACT_GRAPH, folder / _SMALL_GRAPH
         with writing(folder):
             exact.parent.mkdir()

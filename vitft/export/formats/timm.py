@@ -397,9 +397,7 @@ class TransformersFormat(ExportFormat):
         # If a folder is opened by its path, transformers reads the processor from config.json.
         write_json(folder / "config.json", config | processor)
         write_json(folder / "preprocessor_config.json", processor)
-        tensors = {
-            name: tensor.contiguous() for name, tensor in _hf_tensors(self.trained.state).items()
-        }
+        tensors = _hf_tensors(self.trained.state)
         write_atomically(folder / MODEL, to_safetensors(tensors, metadata={"format": "pt"}))
 
     def open(self, folder: Path) -> OpenedModel:
@@ -447,7 +445,7 @@ def _hf_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             new = re.sub(ours, theirs, new)
         parts = ("query", "key", "value") if "qkv" in new else ("",)
         for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
-            renamed[new.replace("qkv", part)] = rows
+            renamed[new.replace("qkv", part)] = rows.contiguous()
     return renamed
 
 

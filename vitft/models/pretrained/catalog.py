@@ -455,9 +455,7 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
     path = Path(name).expanduser()
     if isinstance(name_or_path, str):
         name = canonical_name(name)
-        if name in entries_by_name():
-            return find_entry(name)
-        if entry := _parse_prefixed_name(name):
+        if entry := entries_by_name().get(name) or _parse_prefixed_name(name):
             return entry
     if "://" in name:
         raise WeightsError(

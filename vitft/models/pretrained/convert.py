@@ -15,7 +15,7 @@ names).
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -196,19 +196,18 @@ def described(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
     )
 
 
-def _flavour_of(names: Iterable[str]) -> Flavour:
+def _flavour_of(names: Collection[str]) -> Flavour:
     """Return the naming scheme of tensors."""
-    present = set(names)
-    if "cls_token" in present or any(n.startswith("blocks.") and may_have(n) for n in present):
+    if "cls_token" in names or any(n.startswith("blocks.") and may_have(n) for n in names):
         return "timm"
-    if any(_HF_PREFIX.sub("", n).startswith("embeddings.") for n in present):
+    if any(_HF_PREFIX.sub("", n).startswith("embeddings.") for n in names):
         return "hf"
     for sign, flavour in _FLAVOURS.items():
-        if sign in present:
+        if sign in names:
             return flavour
     raise WeightsError(
-        f"these are not the tensors of a plain Vision Transformer: {first_five(sorted(present))}"
-        if present
+        f"these are not the tensors of a plain Vision Transformer: {first_five(sorted(names))}"
+        if names
         else "the file contains no tensors",
         fix=_OTHER_WEIGHTS,
     )

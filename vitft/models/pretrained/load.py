@@ -151,9 +151,11 @@ def _report(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "loaded": len(model.net.state_dict()) if isinstance(model, TimmModel) else 0,
         "head": f"new, {classes} classes, initialised to zero" if classes else "none",
+        "transform": transform,
+        "statistics_source": origin,
+        "provenance": provenance,
     }
-    known: Any = {"transform": transform, "statistics_source": origin, "provenance": provenance}
-    return LoadReport(**known, **usual | found)
+    return LoadReport(**usual | found)
 
 
 def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
@@ -295,18 +297,17 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
 # adaptation of weights with vitft's names; B images, P patches, N tokens --------------------------
 
 
-def _resize_positions(
-    pos: Tensor, source: tuple[int, int], grid: tuple[int, int], *, prefix: int, mode: PosEmbed
-) -> Tensor:
-    """Resample position embeddings (1, prefix + rows*columns, D) for another grid of patches.
+def _resize_positions(pos: Tensor, source: ViTConfig, target: ViTConfig, mode: PosEmbed) -> Tensor:
+    """Resample position embeddings (1, prefix + rows*columns, D) for the target's grid of patches.
 
     The rule is timm's (bicubic), SigLIP 2 NaFlex's (bilinear) or Google's (jax).
 
     Source: Dosovitskiy et al. 2021, section 3.2, https://arxiv.org/abs/2010.11929
     """
-    if source == grid:
+    if source.grid == target.grid:
         return pos
-    table = pos[:, prefix:].float().unflatten(1, source).permute(0, 3, 1, 2)  # (1, D, g, g)
+    prefix, grid = source.num_placed_prefix, target.grid
+    table = pos[:, prefix:].float().unflatten(1, source.grid).permute(0, 3, 1, 2)  # (1, D, g, g)
     if mode != "jax":
         table = F.interpolate(table, grid, mode=mode, align_corners=False, antialias=True)
     else:  # scipy.ndimage.zoom(order=1), as in vit_jax's checkpoint.py; zoom computes in float64
@@ -343,10 +344,7 @@ def adapt(
             result[new + name.removeprefix(old)] = result.pop(name)
         notes.append(f"{old} in the file is loaded as {new} because pool={target.pool}")
     if source.positions:
-        prefix = source.num_prefix if source.prefix_positions else 0
-        result["pos_embed"] = _resize_positions(
-            result["pos_embed"], source.grid, target.grid, prefix=prefix, mode=pos_embed
-        )
+        result["pos_embed"] = _resize_positions(result["pos_embed"], source, target, pos_embed)
     if source.in_channels != target.in_channels:
         first = f"{source.first_conv}.weight"
         result[first] = _fit_channels(result[first], target.in_channels)
@@ -444,7 +442,6 @@ def inspect(
     """Describe weights and, if `classes` or `image_size` is given, the effects of loading them."""
     weights = open_pretrained(name_or_path, allow_pickle=allow_pickle)
     config, transform, tensors = weights.architecture, weights.transform, weights.tensors
-    prefix = config.num_prefix if config.prefix_positions else 0
     head = "none"
     if "head.weight" in tensors:
         names = f" ({listing(weights.classes, 3)})" if weights.classes else ""
@@ -461,7 +458,8 @@ def inspect(
         "model": f"{_describe(config)}, {size:,} parameters",
         "head": head,
         "pre_logits": "yes" if config.pre_logits else "no",
-        "positions": "{}x{} patches and ".format(*config.grid) + count(prefix, "prefix token"),
+        "positions": "{}x{} patches and ".format(*config.grid)
+        + count(config.num_placed_prefix, "prefix token"),
         "pixels": f"{_describe_statistics(transform)}, {transform.interpolation}, "
         f"{transform.fit} {transform.crop:g}: {weights.statistics_source}",
         "unused": ", ".join(weights.dropped) or "nothing",

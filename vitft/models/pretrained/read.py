@@ -131,7 +131,7 @@ def read_weights(
     files = [file]
     if file.name.endswith(INDEX_SUFFIX) and (index := read_table_file(file)):
         names_of_files = sorted({*map(str, index.table("weight_map").values.values())})
-        files = [file.parent / Path(name).name for name in names_of_files]
+        files = [file.parent / Path(name).name for name in names_of_files] or files
     for each in files:
         check_weight_file(each, allow_pickle=allow_pickle)
     if len(files) > 1:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from vitft.data.images import open_image, thumbnail_jpeg
-from vitft.serve.app import BodyReader, JsonResponse, integer, make_site, page_route
+from vitft.serve.app import BodyReader, integer, json_response, make_site, page_route
 from vitft.serve.batching import run_in
 from vitft.serve.label.session import Mode, Session
 from vitft.serve.limits import MAX_IMAGE_PIXELS, Access, ServeLimits
@@ -52,14 +52,14 @@ class _LabelHandlers:
             change()
             return self.session.state(mode)
 
-        return JsonResponse(await run_in(self.owner, new_state))
+        return json_response(await run_in(self.owner, new_state))
 
     async def likely(self, request: Request) -> Response:
         """Return unlabelled pictures that probably belong to a class."""
         name = request.query_params.get("class", "")
         found = await run_in(self.owner, self.session.likely, name)
         pictures = [{"picture": i, "probability": probability} for i, probability in found]
-        return JsonResponse({"class": name, "pictures": pictures})
+        return json_response({"class": name, "pictures": pictures})
 
     async def picture(self, request: Request) -> Response:
         """Return a picture as a JPEG whose longer side has at most `side` pixels."""
@@ -117,10 +117,10 @@ def make_label_app(session: Session, access: Access, *, key: str) -> ASGIApp:
         """Return the response to a session error: 422 (bad request), 409 (changed file) or 500."""
         assert isinstance(error, VitftError)
         status = {UsageError: 422, DataError: 409}.get(type(error), 500)
-        return JsonResponse({"error": error.problem, "fix": error.fix}, status)
+        return json_response({"error": error.problem, "fix": error.fix}, status)
 
     async def wrong_value(_: Request, error: Exception) -> Response:
-        return JsonResponse({"error": str(error)}, 422)
+        return json_response({"error": str(error)}, 422)
 
     page = page_route(Path(__file__).parent / "page", images="'self' data:", cards=False)
     read = (handlers.state, handlers.likely, handlers.picture)

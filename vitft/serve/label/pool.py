@@ -91,13 +91,10 @@ def load_pool(
         train = replace(train, precision="fp32")
     config = Config(train=train)
     pipeline, classes = load_features(run, spec, config)
-    transform = pipeline.transform
     if run is None:
-        found = measure_grey_range(
-            folder, max_pixels=config.data.max_pixels, workers=usable_cores()
-        )
-        transform = replace(transform, grey_range=found)
-    pipeline = replace(pipeline, transform=transform)
+        most, workers = config.data.max_pixels, usable_cores()
+        found = measure_grey_range(folder, max_pixels=most, workers=workers)
+        pipeline = replace(pipeline, transform=replace(pipeline.transform, grey_range=found))
     inspected, features = inspect_with(pipeline, folder, allow_bad=True)
     log_inspection(inspected)
     check_any_readable(inspected)
@@ -126,7 +123,7 @@ def load_pool(
         bad=inspected.bad,
         classes=classes or tuple(names) * (logits is not None),
         stand_ins=None if logits is None else _find_stand_ins(logits),
-        grey_range=transform.grey_range,
+        grey_range=pipeline.transform.grey_range,
     )
 
 

@@ -156,13 +156,8 @@ class Session:
 
     def record(self, pictures: Iterable[int], label: str, kind: str) -> None:
         """Append the answers for all files of some pictures, and fit the head again."""
-        self.file.append(
-            [
-                (self.prefix + path, label, kind)
-                for picture in pictures
-                for path in self.pool.paths[picture]
-            ]
-        )
+        paths = [path for picture in pictures for path in self.pool.paths[picture]]
+        self.file.append([(self.prefix + path, label, kind) for path in paths])
         self.refresh()
 
     def undo(self) -> None:
@@ -282,16 +277,14 @@ class Session:
             (_, size), (path, label, _) = self.file.steps[-1], self.file.answers[-1]
             what = path.rpartition("/")[2] if size == 1 else count(size, "file")
             undo = f"{what}: {label or 'skipped'}"
-        guessed = [0] * len(self.classes)
+        answers, guessed = self.answers_by_class(), [0] * len(self.classes)
         if self.probabilities is not None and len(rest := self.open_pictures()):
             best = self.probabilities[rest].argmax(dim=1)
             guessed = torch.bincount(best, minlength=len(self.classes)).tolist()
         return {
             "classes": [
-                {"name": name, "answers": number, "likely": likely}
-                for (name, number), likely in zip(
-                    self.answers_by_class().items(), guessed, strict=True
-                )
+                {"name": name, "answers": answers[name], "likely": likely}
+                for name, likely in zip(self.classes, guessed, strict=True)
             ],
             "question": self.describe(*questions[0]) if questions else None,
             "upcoming": [picture for picture, _ in questions[1:]],
