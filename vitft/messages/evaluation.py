@@ -94,9 +94,7 @@ def class_table(
     return (*headings, *["mostly predicted as"] * with_others), rows
 
 
-def by_table(
-    found: Mapping[str, Any],
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def by_table(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the headings and rows of a table of up to `_MOST_LISTED` values of lowest accuracy."""
     values = sorted(found["values"].items(), key=lambda pair: pair[1]["top1"])[:_MOST_LISTED]
     rows = []

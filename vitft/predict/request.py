@@ -24,11 +24,7 @@ ENGINES = ("auto", "numpy", "torch")
 PREDICT_DTYPES = ("auto", "fp32", "bf16")
 
 
-_NEEDS = {
-    "--confidence": "--precision 0.9",
-    "--labels": "--counts",
-    "--resume": "--out FILE.csv",
-}
+_NEEDS = {"--confidence": "--precision 0.9", "--labels": "--counts", "--resume": "--out FILE.csv"}
 """Options that have no effect without another, with an example of it."""
 _CONFLICTS = (
     ("--threshold", "--precision"),

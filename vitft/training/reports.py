@@ -26,11 +26,7 @@ from vitft.explain.heatmaps import overlay
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.folds import CV_IMAGES, in_one_group, stratified_subset
 from vitft.features.head import HeldOutLogits, cross_validation_rows, default_penalty
-from vitft.features.label_errors import (
-    check_scored_labels,
-    out_of_fold_logits,
-    similar_images,
-)
+from vitft.features.label_errors import check_scored_labels, out_of_fold_logits, similar_images
 from vitft.features.ood import (
     REFERENCE_FILE,
     TOO_HIGH,
@@ -43,13 +39,7 @@ from vitft.features.ood import (
 from vitft.messages.results import sentence
 from vitft.metrics.results import AuditResults, Mislabel, OodResults
 from vitft.models.timm_model import Model
-from vitft.predict.validation import (
-    THUMBS,
-    HeldOut,
-    least_confident,
-    mistakes,
-    thumb_name,
-)
+from vitft.predict.validation import THUMBS, HeldOut, least_confident, mistakes, thumb_name
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.device import exact_float32
