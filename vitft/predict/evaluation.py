@@ -75,8 +75,8 @@ class _LabelledPrediction(NamedTuple):
     def is_correct(self) -> bool:
         return bool(self.prediction.classes) and self.prediction.answer == self.label
 
-    def to_csv(self, columns: int = len(_PREDICTION_COLUMNS)) -> str:
-        """Return a row of predictions.csv: `_PREDICTION_COLUMNS` and the group."""
+    def to_csv(self, columns: int) -> str:
+        """Return a row of predictions.csv: the first of `_PREDICTION_COLUMNS` and the group."""
         one = self.prediction
         found: tuple[str | float | None, ...] = (None, None, None, None)
         if one.classes:
@@ -87,7 +87,7 @@ class _LabelledPrediction(NamedTuple):
 
 
 def _kept_results(
-    sure: Flags, right: Flags, threshold: float, groups: Groups | None = None
+    sure: Flags, right: Flags, threshold: float, groups: Groups | None
 ) -> dict[str, Any] | None:
     """Return how many of n images have an answer above a threshold, and how many are right.
 

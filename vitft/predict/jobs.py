@@ -18,7 +18,7 @@ from vitft.data.web import WebLimits, is_url
 from vitft.messages.results import INTERVAL
 from vitft.models.card import lacks_card, open_checkpoint, sha256_of
 from vitft.models.find import find_model
-from vitft.predict.counts import COUNT_COLUMNS, Confusion, LabelledSample
+from vitft.predict.counts import COUNT_COLUMNS, Confusion, read_sample
 from vitft.predict.engine import FEW_IMAGES, Engine, NumpyEngine, OnnxEngine, Pipeline
 from vitft.predict.output import check_finished, check_output, predict_to_file
 from vitft.predict.postprocess import Postprocess, answer_groups
@@ -31,7 +31,6 @@ from vitft.system.rundir import loading_step, plan_run
 from vitft.system.text import count, csv_line
 
 log = logging.getLogger(__name__)
-
 
 _SCREEN_ROWS = 20  # number of rows that can be seen at a glance on a terminal
 _Write = Callable[[str], object]
@@ -120,7 +119,7 @@ def _read_confusion(
     if request.labels is None:
         return confusion, images
     listed = [*images]
-    sample = LabelledSample.read(Path(request.labels), confusion.classes, listed)
+    sample = read_sample(Path(request.labels), confusion.classes, listed)
     return replace(confusion, sample=sample), iter(listed)
 
 
@@ -129,7 +128,7 @@ def _combine(
 ) -> Iterator[Prediction]:
     """Yield one prediction per image or group, and note those for labelled images."""
     found = answer_groups(predictions, postprocess)
-    return confusion.sample.noting(found) if confusion and confusion.sample else found
+    return confusion.noting(found) if confusion else found
 
 
 def _row_format(request: PredictRequest, labels: Sequence[str] = ()) -> RowFormat:

@@ -120,9 +120,9 @@ class Postprocess:
         the thresholds of the levels of a tree (see `choose_level_thresholds`).
         """
         threshold, found = marks.threshold or 0.0, self
-        of_classes = [*marks.guarantees, *["--tree"] * (marks.tree is not None)]
-        for option in of_classes:
-            self.outputs.require_one_class(option)
+        for option in ("confidence", "coverage", "tree"):
+            if getattr(marks, option) is not None:
+                self.outputs.require_one_class(f"--{option}")
         if marks.coverage is not None:
             from vitft.predict.threshold import choose_set_limits  # imports this module
 
