@@ -28,10 +28,7 @@ from vitft.system.text import (
     scored_images,
 )
 
-_WIDTH, _HEIGHT = (
-    324.0,
-    208.8,
-)  # in SVG units; as wide as a narrow phone, so that labels are legible
+_WIDTH, _HEIGHT = 324.0, 208.8  # in SVG units; as wide as a narrow phone, so labels are legible
 _BOTTOM = 172.8  # vertical position of the x-axis
 _FONT_SIZE, _LEGEND_SIZE = 11, 10
 _LETTER_WIDTHS = {
