@@ -279,7 +279,6 @@ _TYPES = {"N": int, "K": int, "PX": int, "PORT": int, "P": float, "C": float, "X
           "FRACTION": float, "GB": float}  # fmt: skip
 """Types of values by placeholder; others are text."""
 
-
 _Run = Callable[[argparse.Namespace], int]
 _COMMANDS: dict[str, tuple["Command", _Run]] = {}
 

@@ -246,8 +246,8 @@ def warn_of_dark(number: int) -> None:
     """Log a warning about a number of images with the note DARK_NOTE, if there are any."""
     if number:
         log.warning(
-            f"{count(number, 'image')} {'is' if number == 1 else 'are'} {DARK_NOTE}. Scale such "
-            "images to 8 bits first, or use a run trained on such images"
+            f"{count(number, 'image is', 'images are')} {DARK_NOTE}. Scale such images to 8 bits "
+            "first, or use a run trained on such images"
         )
 
 

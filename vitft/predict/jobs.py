@@ -54,9 +54,7 @@ def run_prediction(
     """
     _check_destination(request)
     checkpoint = find_model(request.run, graphs=True)
-    pictures = None
-    if request.explain is not None:
-        pictures = plan_run(request.explain, "", name="explain")
+    pictures = None if request.explain is None else plan_run(request.explain, "", name="explain")
     web = WebLimits(allow_private=request.allow_private_addresses)
     images = sources(
         request.images,

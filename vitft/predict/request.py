@@ -100,10 +100,7 @@ class ProcessShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictRequest(Marks):
-    """Options of `vitft predict` (`vitft predict --help` describes them).
-
-    Invalid or conflicting options raise UsageError.
-    """
+    """Options of `vitft predict` (`vitft predict --help` describes them)."""
 
     images: Sequence[str] = ()
     lists: Sequence[str] = ()

@@ -265,7 +265,6 @@ def score_bar(
 
 # sections of a run's page that consist of text, charts and a table of the charted values ----------
 
-
 _Section = dict[str, Any]  # title, text, charts, caption; columns and rows of the charted values
 
 

@@ -35,7 +35,6 @@ from vitft.system.text import count, labelled, listing, shell_quote
 
 log = logging.getLogger(__name__)
 
-
 _RESUME_CHANGES = frozenset(
     f"{section}.{name}"
     for section, names in {
