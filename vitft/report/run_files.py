@@ -58,6 +58,7 @@ class Run:
     config: Mapping[str, Mapping[str, Any]]
     config_text: str
     classes: tuple[str, ...]
+    rows: Sequence[Row]
     split: Images  # content of split.csv; a manifest without rows if the file is missing
     predictions: tuple[validation.ValidationPrediction, ...]
     cross_validated: Mapping[str, str]  # class predicted in cross-validation by SHA-256
@@ -70,10 +71,6 @@ class Run:
     parameters: int
     notes_unlike: bool  # whether the model flags images that are unlike the training images
     is_evaluation: bool = False  # whether the directory was written by `vitft evaluate --out`
-
-    @property
-    def rows(self) -> Sequence[Row]:
-        return self.split.rows
 
     @property
     def name(self) -> str:
@@ -255,7 +252,8 @@ def _with_evaluation(run: Run) -> Run:
     return replace(
         run,
         classes=classes,
-        split=Images(path, names, [rows[i] for i in counted], classes if several else ()),
+        rows=[rows[place] for place in counted],
+        split=Images(path, names, (), classes if several else ()),
         predictions=tuple(predictions[place] for place in counted),
         measured=cast("RunResults", results),
         is_evaluation=True,
@@ -293,6 +291,7 @@ def read_run(path: Path) -> Run:
         config=read_run_config(path) if config_text else {},
         config_text=config_text,
         classes=classes,
+        rows=split.rows,
         split=split,
         predictions=held_out.validation,
         cross_validated={} if split.labels else held_out.cross_validated,
