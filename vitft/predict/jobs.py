@@ -76,12 +76,10 @@ def run_prediction(
         shard=replace(request.shard, chunk=engine.batch),
     )
     form = _row_format(request, engine.outputs.classes if engine.outputs.several else ())
-    postprocess = Postprocess.for_run(request.run, engine, top_k=request.top_k).marking(
-        request, checkpoint.parent
-    )
-    pipeline = Pipeline(
-        engine, postprocess, keep_views=pictures is not None, mirror=request.tta, web=web
-    )
+    postprocess = Postprocess.for_run(request.run, engine, top_k=request.top_k)
+    postprocess = postprocess.marking(request, checkpoint.parent)
+    draws = pictures is not None
+    pipeline = Pipeline(engine, postprocess, keep_views=draws, mirror=request.tta, web=web)
 
     def predict(remaining: Iterator[ImageSource]) -> Iterator[Prediction]:
         if request.shard.rank == 0:
