@@ -412,8 +412,7 @@ def already_trained(weights: str, images: int, validation: int, run: str) -> str
             f"{where}, {validation:,} of them for validation, so the accuracy on them says nothing "
             f"about new images. --like {run} holds out the images of that run"
         )
-    more = ", so cross-validation would say nothing about new images"
-    return f"{where}{more}"
+    return f"{where}, so cross-validation would say nothing about new images"
 
 
 def known_images_note(name: str, trained: int, images: int) -> str:

@@ -297,8 +297,7 @@ class NumpyEngine(Engine):
         model = numpy_model(opened, threads=_MAX_THREADS)
         if model is None:
             return None
-        reference = read_reference(path.parent, model.feature_size, model.config)
-        return cls(opened, model, reference)
+        return cls(opened, model, read_reference(path.parent, model.feature_size, model.config))
 
     def scores(self, views: Views) -> Scores:
         try:

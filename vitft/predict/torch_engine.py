@@ -234,8 +234,7 @@ class Predictor(Engine):
         best = logits.topk(2, dim=1)
         gap = best.values[:, 0] - best.values[:, 1]
         typical = self.bf16_error * gap_change(self.model, read, best.indices)
-        close = gap < _CLOSE_CALL * typical
-        return features, logits, close
+        return features, logits, gap < _CLOSE_CALL * typical
 
 
 def gap_change(model: Model, features: Tensor, pairs: Tensor) -> Tensor:
