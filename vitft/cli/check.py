@@ -61,11 +61,7 @@ data options:
 )
 def _check_command(args: argparse.Namespace) -> int:
     """Check the folder, print the problems and write the proposed fixes and the page."""
-    from vitft.check.folder import (
-        check_folder,
-        read_run_settings,
-        write_check_page,
-    )
+    from vitft.check.folder import check_folder, read_run_settings, write_check_page
 
     config, split = read_run_settings(args.run) if args.run else (Config(), None)
     spec = with_table_settings(config.data, args.set)

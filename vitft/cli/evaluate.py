@@ -14,7 +14,7 @@ from vitft.config.sections import DataSpec
 from vitft.data.groups import with_group_by
 from vitft.data.label_table import TABLE_SETTINGS, with_table_settings
 from vitft.data.table import is_table
-from vitft.messages.evaluation import (
+from vitft.messages.results import (
     by_table,
     class_table,
     evaluation_details,

@@ -102,10 +102,9 @@ def _export_command(args: argparse.Namespace) -> int:
         note = f"export/ already existed, so this export is in {done.folder}/"
         usable = [name for name in plan.formats if name not in CLOSED_FORMATS]
         inner = usable[0] if usable and len(plan.formats) > 1 else ""
-        run = (
-            f": other commands need --run {shell_quote(str(done.folder / inner))}" if usable else ""
-        )
-        output.note(f"{note}{run}")
+        if usable:
+            note += f": other commands need --run {shell_quote(str(done.folder / inner))}"
+        output.note(note)
     if plan.dry_run:
         output.note(f"not pushed (--dry-run): read {done.folder}/README.md first")
         output.note(labelled("Next", f"hf upload {plan.repo} {shell_quote(str(done.folder))}"))

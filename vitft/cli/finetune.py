@@ -25,14 +25,7 @@ from vitft.system.console import LogHandler
 from vitft.system.errors import UsageError, VitftError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import BASE, LATEST, read_run_json, run_path, unfinished_run
-from vitft.system.text import (
-    count,
-    duration_fix,
-    labelled,
-    parse_duration,
-    shell_join,
-    shell_quote,
-)
+from vitft.system.text import count, duration_fix, labelled, parse_duration, shell_join, shell_quote
 
 if TYPE_CHECKING:
     from vitft.data.image_table import Images

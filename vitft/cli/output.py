@@ -90,17 +90,13 @@ class SafeStream:
                 os.close(null)
                 self.inner.flush()
 
-
-class _Stdout(SafeStream):
-    """Stdout, to which a command writes its results."""
-
     def check(self) -> None:
         """Raise StdoutLostError if a write has failed."""
         if self.failure is not None:
             raise StdoutLostError
 
     def exit_code(self, code: int) -> int:
-        """Return the final exit code of a command that itself returned `code`.
+        """Return the final exit code of a command that returned `code` and writes to this stdout.
 
         Results of a successful command that could not be written are a ResourceError. There is no
         message if the reader has closed the pipe, as of a program killed by SIGPIPE.
@@ -121,10 +117,10 @@ class _Stdout(SafeStream):
 
 
 @contextlib.contextmanager
-def safe_streams() -> Iterator[_Stdout]:
+def safe_streams() -> Iterator[SafeStream]:
     """Replace stdout and stderr with streams that survive write errors; yield the new stdout."""
     before = sys.stdout, sys.stderr
-    results, messages = _Stdout(sys.stdout), SafeStream(sys.stderr)
+    results, messages = SafeStream(sys.stdout), SafeStream(sys.stderr)
     sys.stdout, sys.stderr = cast("TextIO", results), cast("TextIO", messages)
     try:
         yield results
@@ -151,7 +147,7 @@ def rows(found: Sequence[tuple[str, str]], *, strong: str = "") -> None:
 def exact(text: str) -> None:
     """Print text unchanged, and end the command if stdout cannot be written to."""
     print(text)
-    if isinstance(sys.stdout, _Stdout):
+    if isinstance(sys.stdout, SafeStream):
         sys.stdout.check()
 
 

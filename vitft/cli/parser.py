@@ -174,12 +174,9 @@ class Parser(argparse.ArgumentParser):
             fix = f"add {any_of}, or {fix}"
         elif number := re.search(r"argument (\S+): invalid (int|float) value: '(.*)'", message):
             message = f"invalid {number[1]} {number[3]}"
-            meant = _number_meant(number[2], number[3])
-            fix = (
-                f"use {number[1]} {meant}"
-                if meant
-                else f"use a {'whole ' * (number[2] == 'int')}number"
-            )
+            fix = f"use a {'whole ' * (number[2] == 'int')}number"
+            if meant := _number_meant(number[2], number[3]):
+                fix = f"use {number[1]} {meant}"
         elif "not allowed with" in message:
             fix = "use only one of them"
         elif corrected := self.corrected(message):
@@ -278,7 +275,6 @@ _SHARED = """
 _TYPES = {"N": int, "K": int, "PX": int, "PORT": int, "P": float, "C": float, "X": float,
           "FRACTION": float, "GB": float}  # fmt: skip
 """Types of values by placeholder; others are text."""
-
 
 _Run = Callable[[argparse.Namespace], int]
 _COMMANDS: dict[str, tuple["Command", _Run]] = {}

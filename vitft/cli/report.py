@@ -114,9 +114,7 @@ def _print_comparison(comparison: "RunComparison") -> None:
     title = f"{kind} compared: {len(comparison.images):,}{groups}"
     output.table(columns, rows, title=title, numbers=len(columns) - 1)
     if comparison.pairs:
-        corrected = (
-            ", p-values corrected for multiple testing (Holm)" if len(comparison.pairs) > 1 else ""
-        )
+        corrected = ", p-values corrected for multiple testing (Holm)" * (len(comparison.pairs) > 1)
         output.table(
             *comparison.pair_table(),
             title=f"\n{comparison.test} on the shared images{corrected}",

@@ -1,7 +1,4 @@
-"""Sentences about numbers and findings, for every screen, page and file.
-
-`results` is about runs and exports, `evaluation` about an evaluation.
-"""
+"""Sentences about numbers and findings, for every screen, page and file."""
 
 import lazy_loader
 

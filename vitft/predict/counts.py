@@ -29,69 +29,52 @@ _FEWEST_LABELS = 30  # unless all images have a label
 _FIX = "use a table with the columns path and label, one image per line, and paths relative to it"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelledSample:
-    """True classes of images that were drawn at random from those to count."""
+def read_sample(
+    path: Path, classes: Sequence[str], images: Iterable[ImageSource]
+) -> dict[str, tuple[int, int]]:
+    """Return the numbers of the class and group of images drawn at random from those to count.
 
-    labels: dict[str, tuple[int, int]]  # numbers of the class and group, by the name of the image
-    predicted: list[tuple[str, float, int, int]] = field(default_factory=list)
-    """Class and rounded probability, and both of `labels`, of the images that are counted."""
-
-    @classmethod
-    def read(cls, path: Path, classes: Sequence[str], images: Iterable[ImageSource]) -> Self:
-        """Read a table with the columns path and label, perhaps group and that of `vitft label`.
-
-        A DataError says that the table is invalid, or names an image that is not to be counted.
-        """
-        reader, files = (
-            TableReader(path, missing="check the path", fix=_FIX),
-            dict[str, list[str]](),
+    They are in a table with the columns path and label, perhaps group and that of `vitft label`,
+    and returned by the name of the image. A DataError says that the table is invalid, or names an
+    image that is not to be counted.
+    """
+    reader = TableReader(path, missing="check the path", fix=_FIX)
+    files = dict[str, list[str]]()
+    for image in images:
+        files.setdefault(image.url or os.path.abspath(image.path), []).append(image.name)  # noqa: PTH100
+    found, lines, others = dict[str, tuple[int, int]](), dict[str, int](), 0
+    index, groups = {name: i for i, name in enumerate(classes)}, dict[str, int]()
+    for row in reader.records("path", "label"):
+        if row.get(CHOSEN, AUDIT) != AUDIT:
+            others += 1
+            continue
+        name, label = reader.checked(row["path"], "path", is_path=True), row["label"].strip()
+        file = name if is_url(name) else os.path.abspath(path.parent / name)  # noqa: PTH100
+        if label not in index:
+            meant = misspelt_name(label, classes)
+            problem = f"{reader.checked(label, 'label') or 'nothing'} is not a class of the model"
+            fix = f"write {meant}" if meant else "correct the label, or remove the line"
+            raise reader.error(problem, column="label", fix=fix)
+        problem, fix = "", "keep one of the lines"
+        if file in lines:
+            problem = f"{name} is also in {reader.unit} {lines[file]}"
+        elif file not in files:
+            problem = f"{name} is not one of the images to count"
+            fix = "correct the path, which is relative to the table, or name the same images"
+        if problem:
+            raise reader.error(problem, column="path", fix=fix)
+        lines[file] = reader.line
+        group = groups.setdefault(_group_in(row, reader) or file, len(groups))
+        found |= dict.fromkeys(files[file], (index[label], group))
+    if others:
+        log.info(
+            f"not used: {count(others, 'line')} of {path} that vitft label did not draw at "
+            "random, or skipped"
         )
-        for image in images:
-            files.setdefault(image.url or os.path.abspath(image.path), []).append(image.name)  # noqa: PTH100
-        found, lines, others = dict[str, tuple[int, int]](), dict[str, int](), 0
-        index, groups = {name: i for i, name in enumerate(classes)}, dict[str, int]()
-        for row in reader.records("path", "label"):
-            if row.get(CHOSEN, AUDIT) != AUDIT:
-                others += 1
-                continue
-            name, label = reader.checked(row["path"], "path", is_path=True), row["label"].strip()
-            file = name if is_url(name) else os.path.abspath(path.parent / name)  # noqa: PTH100
-            if label not in index:
-                meant = misspelt_name(label, classes)
-                problem = (
-                    f"{reader.checked(label, 'label') or 'nothing'} is not a class of the model"
-                )
-                fix = f"write {meant}" if meant else "correct the label, or remove the line"
-                raise reader.error(problem, column="label", fix=fix)
-            problem, fix = "", "keep one of the lines"
-            if file in lines:
-                problem = f"{name} is also in {reader.unit} {lines[file]}"
-            elif file not in files:
-                problem = f"{name} is not one of the images to count"
-                fix = "correct the path, which is relative to the table, or name the same images"
-            if problem:
-                raise reader.error(problem, column="path", fix=fix)
-            lines[file] = reader.line
-            group = groups.setdefault(_group_in(row, reader) or file, len(groups))
-            found |= dict.fromkeys(files[file], (index[label], group))
-        if others:
-            log.info(
-                f"not used: {count(others, 'line')} of {path} that vitft label did not draw at "
-                "random, or skipped"
-            )
-        if len(lines) < min(_FEWEST_LABELS, len(files)):
-            problem = f"{path} has the labels of {count(len(lines), 'image')} drawn at random"
-            raise DataError(problem, fix=f"label at least {_FEWEST_LABELS}, or all images")
-        return cls(labels=found)
-
-    def noting(self, predictions: Iterable[Prediction]) -> Iterator[Prediction]:
-        """Yield the predictions unchanged, and note those for the sample."""
-        for one in predictions:
-            if one.path in self.labels and not (one.error or OUT_OF_DISTRIBUTION in one.notes):
-                probability = round(one.probability, 3)
-                self.predicted.append((one.answer, probability, *self.labels[one.path]))
-            yield one
+    if len(lines) < min(_FEWEST_LABELS, len(files)):
+        problem = f"{path} has the labels of {count(len(lines), 'image')} drawn at random"
+        raise DataError(problem, fix=f"label at least {_FEWEST_LABELS}, or all images")
+    return found
 
 
 def _group_in(row: Mapping[str, str], reader: TableReader) -> str:
@@ -114,7 +97,9 @@ class Confusion:
     probability: Floats  # of each predicted class
     held_out: dict[str, int]  # numbers of images, and of groups of dependent images or 0
     effect: float  # design effect of the groups
-    sample: LabelledSample | None = None
+    sample: Mapping[str, tuple[int, int]] | None = None  # labelled images (`read_sample`)
+    sampled: list[tuple[str, float, int, int]] = field(default_factory=list)
+    """Class and rounded probability, and both numbers of the `sample`, of those counted."""
 
     @classmethod
     def read(cls, run: Path) -> Self:
@@ -154,6 +139,15 @@ class Confusion:
             effect=design_effect(answers.correct - answers.correct.mean(), groups),
         )
 
+    def noting(self, predictions: Iterable[Prediction]) -> Iterator[Prediction]:
+        """Yield the predictions unchanged, and note those for the sample."""
+        sample = self.sample or {}
+        for one in predictions:
+            if one.path in sample and not (one.error or OUT_OF_DISTRIBUTION in one.notes):
+                probability = round(one.probability, 3)
+                self.sampled.append((one.answer, probability, *sample[one.path]))
+            yield one
+
     def rows(self, tally: Tally) -> list[tuple[str, int, int, int, int]]:
         """Return the cells of `COUNT_COLUMNS` for each class."""
         images = np.zeros((len(self.classes), LEVELS), int)
@@ -162,9 +156,9 @@ class Confusion:
         if self.sample is None:
             counts = adjusted_counts(images, self.matrix, self.effect)
         else:
-            found = self.sample.predicted
-            labels, groups = np.array([one[2:] for one in found], int).reshape(-1, 2).T
-            counts = powered_counts(images, self.matrix, labels, self._places(found), groups)
+            labels, groups = np.array([one[2:] for one in self.sampled], int).reshape(-1, 2).T
+            places = self._places(self.sampled)
+            counts = powered_counts(images, self.matrix, labels, places, groups)
         return [
             (name, round(found.images), found.low, found.high, own)
             for name, found, own in zip(self.classes, counts, predicted, strict=True)
@@ -180,9 +174,8 @@ class Confusion:
     @property
     def labelled(self) -> dict[str, int]:
         """Numbers of labelled images, and of their groups or 0."""
-        found = self.sample.predicted if self.sample else []
-        groups = len({group for *_, group in found})
-        return {"images": len(found), "groups": groups if groups < len(found) else 0}
+        images, groups = len(self.sampled), len({group for *_, group in self.sampled})
+        return {"images": images, "groups": groups if groups < images else 0}
 
     def to_json(self, tally: Tally) -> dict[str, Any]:
         """Return the number of images of each class, and of those that are not counted."""
@@ -202,8 +195,9 @@ class Confusion:
     def summary(self, tally: Tally) -> str:
         """Return what was counted and what was not."""
         unlike, images = tally.marks[OUT_OF_DISTRIBUTION], tally.counted.total()
-        used = self.labelled if self.sample else self.held_out
-        kind = "labelled image" if self.sample else "held-out image"
+        used, kind = self.held_out, "held-out image"
+        if self.sample is not None:
+            used, kind = self.labelled, "labelled image"
         text = (
             f"counted: {count(images, 'image')}, adjusted for the mistakes on "
             f"{scored_images(used, kind)}"

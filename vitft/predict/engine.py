@@ -246,8 +246,8 @@ def warn_of_dark(number: int) -> None:
     """Log a warning about a number of images with the note DARK_NOTE, if there are any."""
     if number:
         log.warning(
-            f"{count(number, 'image')} {'is' if number == 1 else 'are'} {DARK_NOTE}. Scale such "
-            "images to 8 bits first, or use a run trained on such images"
+            f"{count(number, 'image is', 'images are')} {DARK_NOTE}. Scale such images to 8 bits "
+            "first, or use a run trained on such images"
         )
 
 
@@ -297,8 +297,7 @@ class NumpyEngine(Engine):
         model = numpy_model(opened, threads=_MAX_THREADS)
         if model is None:
             return None
-        reference = read_reference(path.parent, model.feature_size, model.config)
-        return cls(opened, model, reference)
+        return cls(opened, model, read_reference(path.parent, model.feature_size, model.config))
 
     def scores(self, views: Views) -> Scores:
         try:

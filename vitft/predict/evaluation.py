@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vitft.data.image_table import GROUP_COLUMN, JOINER, Images, membership
 from vitft.data.images import read_bytes
@@ -75,8 +74,8 @@ class _LabelledPrediction(NamedTuple):
     def is_correct(self) -> bool:
         return bool(self.prediction.classes) and self.prediction.answer == self.label
 
-    def to_csv(self, columns: int = len(_PREDICTION_COLUMNS)) -> str:
-        """Return a row of predictions.csv: `_PREDICTION_COLUMNS` and the group."""
+    def to_csv(self, columns: int) -> str:
+        """Return a row of predictions.csv: the first of `_PREDICTION_COLUMNS` and the group."""
         one = self.prediction
         found: tuple[str | float | None, ...] = (None, None, None, None)
         if one.classes:
@@ -87,7 +86,7 @@ class _LabelledPrediction(NamedTuple):
 
 
 def _kept_results(
-    sure: Flags, right: Flags, threshold: float, groups: Groups | None = None
+    sure: Flags, right: Flags, threshold: float, groups: Groups | None
 ) -> dict[str, Any] | None:
     """Return how many of n images have an answer above a threshold, and how many are right.
 
@@ -115,7 +114,7 @@ def _level_results(
     """Return the accuracy at each level of a tree, and of the answers given there."""
     if tree is None:
         return None
-    probabilities, found = softmax(logits), list[dict[str, Any]]()
+    probabilities, found = softmax(logits.copy()), list[dict[str, Any]]()
     answered, nodes, _ = tree.answers(probabilities)
     thresholds = tree.thresholds or (0.0,) * len(tree.nodes)
     for level, threshold in enumerate(thresholds, start=1):
@@ -216,13 +215,13 @@ def _warn_of_labels(
         )
     if relabelled := sum(known.has_other_label(p.sha256, p.label) for p in predictions):
         log.warning(
-            f"{count(relabelled, 'training image')} {'has' if relabelled == 1 else 'have'} a "
-            "different label here than in training. To use the labels here, train again"
+            f"{count(relabelled, 'training image has', 'training images have')} a different label "
+            "here than in training. To use the labels here, train again"
         )
     if apart := len({(r.sha256, r.label) for r in scored}) - len({r.sha256 for r in scored}):
         log.warning(
-            f"{count(apart, 'duplicate')} {'has' if apart == 1 else 'have'} a different label than "
-            "an identical image here, so at most one of the labels can be predicted"
+            f"{count(apart, 'duplicate has', 'duplicates have')} a different label than an "
+            "identical image here, so at most one of the labels can be predicted"
         )
     # If most images are left out, e.g. because of training, the others are too few to decide.
     if data.predicted and all(answered) and 2 * len(answered) > len(data.rows):
@@ -297,9 +296,10 @@ def evaluate(
         raise _nothing_left(data, predictions)
     logits = torch.from_numpy(np.array([row.prediction.logits for row in scored]))
     labels = torch.tensor(np.array([index[row.label] for row in scored]))
+    scores, truth = logits.double().numpy(), labels.numpy()
     groups = number_groups([row.group for row in scored], range(len(scored)))
     predictions += [_LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
-    ece_before, temperature = _before_temperature(folder, logits, labels)
+    ece_before, temperature = _before_temperature(folder, scores, truth)
     rows = [row.prediction for row in predictions]
     counts = {k: sum(note in row.notes for row in rows) for k, (note, _) in LEFT_OUT.items()}
     counts["validated"] = sum(row.split == "val" for row in scored)
@@ -314,18 +314,14 @@ def evaluate(
     results: dict[str, Any] = {
         **classification_metrics(logits, labels, postprocess.outputs, groups=groups),
         **probability_metrics(
-            logits.double().numpy(),
-            labels,
-            ece_before=ece_before,
-            temperature=temperature,
-            groups=groups,
+            scores, labels, ece_before=ece_before, temperature=temperature, groups=groups
         ),
         "data": used,
         "kept": _kept_results(sure, right, postprocess.threshold, groups),
-        "levels": _level_results(postprocess.tree, logits.double().numpy(), labels.numpy(), groups),
+        "levels": _level_results(postprocess.tree, scores, truth, groups),
         "by_group": _group_results(scored, pipeline.postprocess),
         "by": None,
-        "two_classes": two_class_metrics(logits.double().numpy(), labels.numpy(), classes, groups),
+        "two_classes": two_class_metrics(scores, truth, classes, groups),
     }
     if by is not None:
         values = accuracy_by([by[1][row.prediction.path] for row in scored], right, groups)
@@ -417,7 +413,7 @@ def _nothing_left(data: Images, predictions: Sequence[_LabelledPrediction]) -> D
 
 
 def _before_temperature(
-    folder: Path, logits: Tensor, labels: Tensor
+    folder: Path, logits: Floats, labels: Ints
 ) -> tuple[float | None, float | None]:
     """Return the calibration error before temperature scaling, and the run's only temperature."""
     kept = read_results(RunDir(folder).eval)
@@ -429,6 +425,5 @@ def _before_temperature(
         divisors = np.array([row.get("temperature", 1.0) for row in every])
     if divisors is None:
         return None, None
-    raw = logits.double().numpy() * divisors
-    bins = bin_by_confidence(*confidence_and_correctness(raw, labels.numpy()))
+    bins = bin_by_confidence(*confidence_and_correctness(logits * divisors, labels))
     return calibration_error(bins)[0], temperature

@@ -18,7 +18,7 @@ from vitft.data.web import WebLimits, is_url
 from vitft.messages.results import INTERVAL
 from vitft.models.card import lacks_card, open_checkpoint, sha256_of
 from vitft.models.find import find_model
-from vitft.predict.counts import COUNT_COLUMNS, Confusion, LabelledSample
+from vitft.predict.counts import COUNT_COLUMNS, Confusion, read_sample
 from vitft.predict.engine import FEW_IMAGES, Engine, NumpyEngine, OnnxEngine, Pipeline
 from vitft.predict.output import check_finished, check_output, predict_to_file
 from vitft.predict.postprocess import Postprocess, answer_groups
@@ -31,7 +31,6 @@ from vitft.system.rundir import loading_step, plan_run
 from vitft.system.text import count, csv_line
 
 log = logging.getLogger(__name__)
-
 
 _SCREEN_ROWS = 20  # number of rows that can be seen at a glance on a terminal
 _Write = Callable[[str], object]
@@ -55,9 +54,7 @@ def run_prediction(
     """
     _check_destination(request)
     checkpoint = find_model(request.run, graphs=True)
-    pictures = None
-    if request.explain is not None:
-        pictures = plan_run(request.explain, "", name="explain")
+    pictures = None if request.explain is None else plan_run(request.explain, "", name="explain")
     web = WebLimits(allow_private=request.allow_private_addresses)
     images = sources(
         request.images,
@@ -79,12 +76,10 @@ def run_prediction(
         shard=replace(request.shard, chunk=engine.batch),
     )
     form = _row_format(request, engine.outputs.classes if engine.outputs.several else ())
-    postprocess = Postprocess.for_run(request.run, engine, top_k=request.top_k).marking(
-        request, checkpoint.parent
-    )
-    pipeline = Pipeline(
-        engine, postprocess, keep_views=pictures is not None, mirror=request.tta, web=web
-    )
+    postprocess = Postprocess.for_run(request.run, engine, top_k=request.top_k)
+    postprocess = postprocess.marking(request, checkpoint.parent)
+    draws = pictures is not None
+    pipeline = Pipeline(engine, postprocess, keep_views=draws, mirror=request.tta, web=web)
 
     def predict(remaining: Iterator[ImageSource]) -> Iterator[Prediction]:
         if request.shard.rank == 0:
@@ -120,7 +115,7 @@ def _read_confusion(
     if request.labels is None:
         return confusion, images
     listed = [*images]
-    sample = LabelledSample.read(Path(request.labels), confusion.classes, listed)
+    sample = read_sample(Path(request.labels), confusion.classes, listed)
     return replace(confusion, sample=sample), iter(listed)
 
 
@@ -129,7 +124,7 @@ def _combine(
 ) -> Iterator[Prediction]:
     """Yield one prediction per image or group, and note those for labelled images."""
     found = answer_groups(predictions, postprocess)
-    return confusion.sample.noting(found) if confusion and confusion.sample else found
+    return confusion.noting(found) if confusion else found
 
 
 def _row_format(request: PredictRequest, labels: Sequence[str] = ()) -> RowFormat:

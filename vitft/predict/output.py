@@ -58,12 +58,9 @@ def _write_parquet(path: Path, form: RowFormat, predictions: Iterator[Prediction
     import pyarrow.parquet as pq
 
     names = form.columns
+    others = dict.fromkeys(INTEGERS, pa.int64())
     types = [
-        pa.float64()
-        if name.startswith("probability")
-        else pa.int64()
-        if name in INTEGERS
-        else pa.string()
+        pa.float64() if name.startswith("probability") else others.get(name, pa.string())
         for name in names
     ]
     schema = pa.schema(list(zip(names, types, strict=True)))

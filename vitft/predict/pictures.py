@@ -3,14 +3,13 @@
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import IO, Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from vitft.data.images import read_bytes
+from vitft.data.images import in_chunks, read_bytes
 from vitft.data.signatures import looks_like
 from vitft.predict.engine import LoadedImage
 from vitft.system.errors import ImageError, UsageError
@@ -33,7 +32,6 @@ An array is uint8 of shape (H, W, 3) or (H, W). A tensor has the shape (3, H, W)
 (H, W, 3) or (H, W) and contains uint8 values, or floats from 0 to 1 without mean and std
 normalisation. If the shape is ambiguous, the first dimension is assumed to be the channels.
 """
-
 
 PICTURE_TYPES = (
     "a path, the bytes of an image file, an open file, a PIL image, a uint8 array or a tensor, or "
@@ -104,6 +102,4 @@ def numbered_batches(images: object, size: int) -> Iterator[list[tuple[int, Any]
         raise UsageError(
             f"images have unsupported type {type(given).__name__}", fix=f"pass {PICTURE_TYPES}"
         )
-    numbered = enumerate(given)
-    while batch := list(islice(numbered, size)):
-        yield batch
+    yield from in_chunks(enumerate(given), size)

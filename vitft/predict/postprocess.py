@@ -120,9 +120,9 @@ class Postprocess:
         the thresholds of the levels of a tree (see `choose_level_thresholds`).
         """
         threshold, found = marks.threshold or 0.0, self
-        of_classes = [*marks.guarantees, *["--tree"] * (marks.tree is not None)]
-        for option in of_classes:
-            self.outputs.require_one_class(option)
+        for option in ("confidence", "coverage", "tree"):
+            if getattr(marks, option) is not None:
+                self.outputs.require_one_class(f"--{option}")
         if marks.coverage is not None:
             from vitft.predict.threshold import choose_set_limits  # imports this module
 
@@ -134,20 +134,17 @@ class Postprocess:
             equal = (threshold,) * len(tree.nodes) if threshold else ()
             found = replace(found, tree=replace(tree, thresholds=equal))
         outputs, classes = self.outputs, self.outputs.classes
-        if marks.precision is None and not outputs.several:
-            return replace(found, threshold=threshold)
-        if marks.precision is None:
-            every = (threshold,) * len(classes) if threshold else outputs.thresholds
-            return replace(self, outputs=replace(outputs, thresholds=every))
-        from vitft.predict.threshold import (
-            choose_label_thresholds,
-            choose_level_thresholds,
-            choose_threshold,
-        )
-
         if outputs.several:
-            each = choose_label_thresholds(run, marks.precision, classes)
+            each = (threshold,) * len(classes) if threshold else outputs.thresholds
+            if marks.precision is not None:
+                from vitft.predict.threshold import choose_label_thresholds
+
+                each = choose_label_thresholds(run, marks.precision, classes)
             return replace(self, outputs=replace(outputs, thresholds=each))
+        if marks.precision is None:
+            return replace(found, threshold=threshold)
+        from vitft.predict.threshold import choose_level_thresholds, choose_threshold
+
         chosen = choose_threshold(run, marks.precision, confidence=marks.confidence)
         log.info(str(chosen))
         if found.tree is not None:

@@ -23,12 +23,7 @@ _COUNT_FORMATS = ("table", "json", "csv")
 ENGINES = ("auto", "numpy", "torch")
 PREDICT_DTYPES = ("auto", "fp32", "bf16")
 
-
-_NEEDS = {
-    "--confidence": "--precision 0.9",
-    "--labels": "--counts",
-    "--resume": "--out FILE.csv",
-}
+_NEEDS = {"--confidence": "--precision 0.9", "--labels": "--counts", "--resume": "--out FILE.csv"}
 """Options that have no effect without another, with an example of it."""
 _CONFLICTS = (
     ("--threshold", "--precision"),
@@ -81,12 +76,6 @@ class Marks:
                 problem = f"{one} and {other} cannot be used together"
                 raise UsageError(problem, fix="remove one of them")
 
-    @property
-    def guarantees(self) -> list[str]:
-        """The options that hold only for predictions like the held-out ones."""
-        given = {"confidence": self.confidence, "coverage": self.coverage}
-        return [f"--{name}" for name, value in given.items() if value is not None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessShard:
@@ -111,10 +100,7 @@ class ProcessShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictRequest(Marks):
-    """Options of `vitft predict` (`vitft predict --help` describes them).
-
-    Invalid or conflicting options raise UsageError.
-    """
+    """Options of `vitft predict` (`vitft predict --help` describes them)."""
 
     images: Sequence[str] = ()
     lists: Sequence[str] = ()

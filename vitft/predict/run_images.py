@@ -30,7 +30,6 @@ from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
-
 _TRAINED_NOTE = "training image of this model"
 _COPY_NOTE = "copy of a training image of this model"
 _PATH_NOTE = "same path as a training image of this model"  # whose fingerprint is not known

@@ -37,7 +37,6 @@ from vitft.system.text import count, listing, percent, requested_percent
 
 log = logging.getLogger(__name__)
 
-
 _SPARE_MISTAKES = 1.0
 """The requested precision must allow this many mistakes in addition to the e expected ones. Without
 this margin, a threshold could be based on a single image; with it, p = 0.99 needs at least 100

@@ -220,12 +220,9 @@ class Predictor(Engine):
         """Return features and logits, and whether the top two logits of an image are too close.
 
         The error of a bf16 feature has a random direction and a norm of about `bf16_error` times
-        the norm of the feature. For the gap between two logits, the typical error is this norm
-        times the distance between their rows in the head, divided by the square root of the number
-        of dimensions. If the gap between the two largest logits of an image is below `_CLOSE_CALL`
-        times its typical error, the image is computed again in float32. The estimate for an image
-        does not depend on the rest of the batch. In contrast, `training.finish` recomputes
-        validation images and uses the largest change that it observes.
+        the norm of the feature, so the typical error of the gap between two logits follows from
+        `gap_change`. The estimate for an image does not depend on the rest of the batch. In
+        contrast, `training.finish` uses the largest change that it observes.
         """
         from vitft.features.cut import run_prefix  # imports torch's optimisers
 
@@ -237,8 +234,7 @@ class Predictor(Engine):
         best = logits.topk(2, dim=1)
         gap = best.values[:, 0] - best.values[:, 1]
         typical = self.bf16_error * gap_change(self.model, read, best.indices)
-        close = gap < _CLOSE_CALL * typical
-        return features, logits, close
+        return features, logits, gap < _CLOSE_CALL * typical
 
 
 def gap_change(model: Model, features: Tensor, pairs: Tensor) -> Tensor:

@@ -28,10 +28,7 @@ from vitft.system.text import (
     scored_images,
 )
 
-_WIDTH, _HEIGHT = (
-    324.0,
-    208.8,
-)  # in SVG units; as wide as a narrow phone, so that labels are legible
+_WIDTH, _HEIGHT = 324.0, 208.8  # in SVG units; as wide as a narrow phone, so labels are legible
 _BOTTOM = 172.8  # vertical position of the x-axis
 _FONT_SIZE, _LEGEND_SIZE = 11, 10
 _LETTER_WIDTHS = {
@@ -267,7 +264,6 @@ def score_bar(
 
 
 # sections of a run's page that consist of text, charts and a table of the charted values ----------
-
 
 _Section = dict[str, Any]  # title, text, charts, caption; columns and rows of the charted values
 

@@ -376,9 +376,8 @@ def _draw_matrices(figure: FigureBase, parts: PatchTokens, num_inputs: int, show
     else:
         matrices["5. Position embedding of each patch"] = parts.positions
         result = "Tokens: the sum of both"
-    matrices[f"{len(matrices) + 4}. {result}{'' if parts.is_sum else ', normalised'}"] = (
-        parts.tokens
-    )
+    result = f"{len(matrices) + 4}. {result}{'' if parts.is_sum else ', normalised'}"
+    matrices[result] = parts.tokens
     every = np.concatenate([matrix.ravel() for matrix in matrices.values()])
     limit = max(float(np.percentile(np.abs(every), _CLIPPED)), 1e-12)
     plots = np.atleast_1d(figure.subplots(1, len(matrices), sharey=True))

@@ -39,8 +39,6 @@ _EVAL_BATCH = 32  # images per evaluation batch; eight times as many if cached o
 
 _ImageBatches = Generator[tuple[Sequence[Row], Tensor], None, None]
 """(rows, views): uint8, (B, H, W, C)."""
-
-
 _StoredImages = Callable[[Sequence[Row], Sequence[int]], _ImageBatches]
 """Function that yields the stored views of rows in order, in batches of the given sizes."""
 

@@ -35,7 +35,6 @@ from vitft.system.text import count, labelled, listing, shell_quote
 
 log = logging.getLogger(__name__)
 
-
 _RESUME_CHANGES = frozenset(
     f"{section}.{name}"
     for section, names in {
@@ -97,10 +96,7 @@ def check_request(config: Config, out: str | None) -> tuple[Config, Images, Path
         before = read_run_config(rundir.run_path(config.data.like)).get("data", {}).get("split")
         if config.data.split == "time" != before:
             like = f"--like {shell_quote(config.data.like)}"
-            raise UsageError(
-                f"{like} was not split by time",
-                fix=f"remove --split time, or {like}",
-            )
+            raise UsageError(f"{like} was not split by time", fix=f"remove --split time, or {like}")
     if config.weights.name != "none":
         check_weights_name(
             config.weights.name,

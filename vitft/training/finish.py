@@ -5,7 +5,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -51,13 +51,9 @@ _MIN_THRESHOLD = 1e-6
 _MOST_LOGITS = 2**24  # of cross-validated images in validation.npz, at most (64 MB)
 
 
-class _Evaluated(NamedTuple):
-    """Final results of a run, and what calibrates its head."""
-
-    results: RunResults
-    temperature: "float | Floats"  # divisor of the logits; one per label (C,) if multi-label
-    outputs: Outputs  # of the model, with the thresholds of labels
-    arrays: Mapping[str, NDArray[Any]]  # contents of validation.npz
+_Evaluated = tuple[RunResults, float | Floats, Outputs, Mapping[str, NDArray[Any]]]
+"""Contents of eval.json; the temperature, which divides the logits, or that of each label (C,); the
+outputs of the model, with the thresholds of labels; and contents of validation.npz."""
 
 
 def write_best(fitted: Fitted) -> None:
@@ -126,7 +122,7 @@ def evaluate(fitted: Fitted) -> _Evaluated:
             arrays |= {"train_probability": probability, "train_correct": correct}
         if scored is not None and (predicted := _cross_validated_classes(data, scored)) is not None:
             arrays["cross_validated"] = predicted
-    return _Evaluated(cast("RunResults", metrics), fit.value, outputs, arrays)
+    return cast("RunResults", metrics), fit.value, outputs, arrays
 
 
 def _divided(logits: Tensor, temperature: "float | Floats") -> Tensor:
@@ -187,25 +183,13 @@ def _final_test(
             log.warning("the test images are not evaluated: all are copies of other images")
         return {}
     logits = _final_logits(fitted, rows)[0][:, 0]
-    groups = data.user_groups(rows)
-    labels, scaled = data.labels(rows).cpu(), logits.double().numpy() / temperature
-    return {
-        "test": {
-            **classification_metrics(
-                _divided(logits, temperature) if outputs.several else logits,
-                labels,
-                outputs,
-                groups=groups,
-            ),
-            **probability_metrics(
-                scaled,
-                labels,
-                temperature=temperature if isinstance(temperature, float) else None,
-                groups=groups,
-            ),
-            "left_out": len(data.manifest.test) - len(others),
-        }
-    }
+    labels, groups = data.labels(rows).cpu(), data.user_groups(rows)
+    scaled = logits.double().numpy() / temperature
+    logits = _divided(logits, temperature) if outputs.several else logits
+    measured = classification_metrics(logits, labels, outputs, groups=groups)
+    single = temperature if isinstance(temperature, float) else None
+    more = probability_metrics(scaled, labels, temperature=single, groups=groups)
+    return {"test": {**measured, **more, "left_out": len(data.manifest.test) - len(others)}}
 
 
 def _final_logits(fitted: Fitted, rows: Sequence[Row]) -> tuple[Tensor, int | None]:
@@ -256,21 +240,21 @@ def write_final(fitted: Fitted, evaluated: _Evaluated) -> None:
     eval.json is removed while the weights are replaced, so it never describes weights other than
     those on disk. The LoRA matrices are written to a folder, too, if `train.keep_adapter` is set.
     """
-    run, model, temperature = fitted.run, fitted.model, evaluated.temperature
+    run, model, (results, temperature, outputs, arrays) = fitted.run, fitted.model, evaluated
     with fitted.runtime.stopper.deferred_locally():
         if run.writes:
             with writing(run.eval):
                 run.eval.unlink(missing_ok=True)
-        if evaluated.outputs.several or temperature != 1:
+        if outputs.several or temperature != 1:
             assert isinstance(model.head, nn.Linear)
             with torch.no_grad():
                 for parameter in model.head.parameters():
                     by_label = parameter.movedim(0, -1)
                     by_label.copy_(_divided(by_label, temperature))
-            _write_model(fitted, evaluated.outputs)
-        run.write_arrays("validation.npz", **evaluated.arrays)
-        run.write_json(run.eval.name, evaluated.results)
-        fitted.final = evaluated.results
+            _write_model(fitted, outputs)
+        run.write_arrays("validation.npz", **arrays)
+        run.write_json(run.eval.name, results)
+        fitted.final = results
     train = fitted.config.train
     if train.keep_adapter and run.writes:
         folder, origin = run.path / "adapter", fitted.start.report.provenance

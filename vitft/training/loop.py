@@ -402,8 +402,7 @@ class Trainer:
                 _, i, key = name.split("/")
                 own = _slice_like(value, optimized[int(i)]) if self.sharded else value
                 slots.setdefault(int(i), {})[key] = own.clone()
-        state = self.optimizer.state_dict()
-        self.optimizer.load_state_dict({**state, "state": slots})
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
         self.scaler.load_state_dict(facts["scaler"])
         self.steps, self.limit.images = facts["step"], facts["micro_batch"]
         if self.sharded and self.spec.micro_batch:  # may have been lowered on resuming

@@ -19,18 +19,14 @@ from vitft.data.arrays import PixelArray
 from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.fixes import settled_paths
 from vitft.data.image_table import Images, Row
-from vitft.data.images import in_order, open_image, thumbnail_jpeg, thumbnail_size
+from vitft.data.images import in_chunks, in_order, open_image, thumbnail_jpeg, thumbnail_size
 from vitft.data.transforms import measure_view
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.folds import CV_IMAGES, in_one_group, stratified_subset
 from vitft.features.head import HeldOutLogits, cross_validation_rows, default_penalty
-from vitft.features.label_errors import (
-    check_scored_labels,
-    out_of_fold_logits,
-    similar_images,
-)
+from vitft.features.label_errors import check_scored_labels, out_of_fold_logits, similar_images
 from vitft.features.ood import (
     REFERENCE_FILE,
     TOO_HIGH,
@@ -43,13 +39,7 @@ from vitft.features.ood import (
 from vitft.messages.results import sentence
 from vitft.metrics.results import AuditResults, Mislabel, OodResults
 from vitft.models.timm_model import Model
-from vitft.predict.validation import (
-    THUMBS,
-    HeldOut,
-    least_confident,
-    mistakes,
-    thumb_name,
-)
+from vitft.predict.validation import THUMBS, HeldOut, least_confident, mistakes, thumb_name
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.device import exact_float32
@@ -317,10 +307,8 @@ def _attention(
     data: Dataset, model: Model, predicted: Mapping[str, int], views: Mapping[str, PixelArray]
 ) -> Iterator[tuple[str, bytes]]:
     """Yield each view's digest and a JPEG of its relevance to the predicted class."""
-    model, items = model.eval(), list(views.items())
+    model, batches = model.eval(), map(dict, in_chunks(views.items(), _ATTENTION_BATCH))
     some, before = next(model.parameters()), torch.get_num_threads()
-    starts = range(0, len(items), _ATTENTION_BATCH)
-    batches = [dict(items[start : start + _ATTENTION_BATCH]) for start in starts]
 
     def draw(batch: Mapping[str, PixelArray]) -> list[tuple[str, bytes]]:
         torch.set_num_threads(1)  # for this thread: one core per batch, as in `extract`

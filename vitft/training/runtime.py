@@ -45,7 +45,6 @@ from vitft.training.trackers import Trackers
 
 log = logging.getLogger(__name__)
 
-
 _Value = TypeVar("_Value")
 _PAUSE_S = 1.0  # after which a waiting process handles signals, and the main one shows life
 _STOP_S = 4.0  # longest silence of the main process for a process that is told to stop

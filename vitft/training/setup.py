@@ -19,12 +19,7 @@ from vitft.data.arrays import data_path
 from vitft.data.duplicates import KnownImages
 from vitft.data.fixes import apply_fixes
 from vitft.data.image_table import Images, Row
-from vitft.data.images import (
-    describe_counts,
-    log_inspection,
-    measure_grey_range,
-    merge_inspections,
-)
+from vitft.data.images import describe_counts, log_inspection, measure_grey_range, merge_inspections
 from vitft.data.parts import Part
 from vitft.data.places import place_of, short_name
 from vitft.data.scan import assign_parts, scan
@@ -71,12 +66,7 @@ from vitft.system.device import describe_device
 from vitft.system.errors import DataError, RunError, UsageError
 from vitft.system.rundir import read_run_json, run_path
 from vitft.system.text import count, labelled, listing, percent, shell_quote
-from vitft.training.batches import (
-    Dataset,
-    StageInputs,
-    epoch_size,
-    training_views,
-)
+from vitft.training.batches import Dataset, StageInputs, epoch_size, training_views
 from vitft.training.checks import log_data
 from vitft.training.loop import batch_slices, with_step_defaults
 from vitft.training.runtime import ProcessGroup, Runtime
