@@ -178,3 +178,13 @@ def test_the_effect_of_added_images_is_clear_only_if_it_is_significant(
     (text,) = found.conclusions
     assert text.startswith(conclusion)
     assert " points on the shared images (95% CI " in text
+
+
+def test_added_images_are_not_credited_with_what_changed_labels_do(run: Any) -> None:
+    first, second = runs_of(run, outcomes(("01", 8), ("11", 8)))
+    former, more = trained_on(first, 10), trained_on(second, 12)
+    relabelled = [row._replace(label=int(row.sha256 in "123")) for row in more.rows]
+
+    (text,) = compare_runs([former, replace(more, rows=relabelled)]).conclusions
+
+    assert text.startswith("B is more accurate than A on these images")

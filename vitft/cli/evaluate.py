@@ -12,7 +12,7 @@ from vitft.cli import output
 from vitft.cli.parser import Command
 from vitft.config.sections import DataSpec
 from vitft.data.groups import with_group_by
-from vitft.data.label_table import TABLE_SETTINGS, with_table_settings
+from vitft.data.label_table import TABLE_SETTINGS, column_kind, with_table_settings
 from vitft.data.table import is_table
 from vitft.messages.results import (
     by_table,
@@ -69,7 +69,6 @@ data options:
 def _evaluate_command(args: argparse.Namespace) -> int:
     """Evaluate a model, print the results and return the exit code: 3 if an image is unreadable."""
     from vitft.data.copies import prepare_data
-    from vitft.data.scan import with_groups
     from vitft.models.find import find_model
     from vitft.predict.engine import gives_several
 
@@ -80,16 +79,13 @@ def _evaluate_command(args: argparse.Namespace) -> int:
         tree=args.tree,
     )
     spec = with_table_settings(DataSpec(), args.set)
-    by, run_groups, model = None, None, find_model(args.run, graphs=True)
+    by, model = None, find_model(args.run, graphs=True)
     source = prepare_data(args.data, spec)
     if spec.labels == "auto" and is_table(source):
         spec = replace(spec, labels="several" if gives_several(model) else "one")
-    data = _find_images(source, model.parent, args, spec)
+    data, run_groups = _find_images(source, model.parent, args, spec)
     if args.by is not None:
         by = args.by, _values_by_path(data, args.by)
-    if args.group_by is not None:
-        run_groups = dict(zip(data.column("path"), data.column("group"), strict=True))
-        data = with_groups(data, args.group_by, "--group-by")
     out = None if args.out is None else plan_run(args.out, "")
     if out is not None:
         check_outside(out, Path(data.source))
@@ -111,12 +107,15 @@ def _evaluate_command(args: argparse.Namespace) -> int:
     return 3 if done.results["data"]["unreadable"] else 0
 
 
-def _find_images(source: Path, run: Path, args: argparse.Namespace, spec: DataSpec) -> "Images":
+def _find_images(
+    source: Path, run: Path, args: argparse.Namespace, spec: DataSpec
+) -> tuple["Images", dict[str, str] | None]:
     """List the labelled images, with the groups in the column that the run was given, if any.
 
-    Columns for --group-by and --by are read, too.
+    Columns for --group-by and --by are read, too. If the images have other groups, those of the
+    run follow by path: none, if the table does not have their column.
     """
-    from vitft.data.scan import find_labelled
+    from vitft.data.scan import find_labelled, with_groups
     from vitft.predict.run_images import group_column
 
     given = {"--group-by": args.group_by, "--by": args.by}
@@ -126,11 +125,18 @@ def _find_images(source: Path, run: Path, args: argparse.Namespace, spec: DataSp
         if value is not None
     }
     find = partial(find_labelled, source, subset=args.subset, others=others)
-    column = not spec.group and group_column(run)
+    column, found = "" if spec.group else group_column(run), None
     if column and is_table(source):
         with contextlib.suppress(DataError):  # perhaps there is no such column here
-            return find(spec=replace(spec, group=column))
-    return find(spec=spec)
+            found = find(spec=replace(spec, group=column))
+    is_same, run_groups = found is not None or not column, dict[str, str]()
+    found = found or find(spec=spec)
+    is_same = is_same or not found.table or column_kind(column) == column_kind(found.grouped)
+    if args.group_by is not None:
+        if is_same:
+            run_groups = dict(zip(found.column("path"), found.column("group"), strict=True))
+        return with_groups(found, args.group_by, "--group-by"), run_groups
+    return found, None if is_same else {}
 
 
 def _values_by_path(data: "Images", column: str) -> dict[str, str]:

@@ -125,6 +125,7 @@ class Images:
     """Mapping from the paths of class folders without images to lists of the files that they
     contain instead; allowed only if fixes explain them (see `data.fixes`)."""
     table: Path | None = None  # table that lists the images, if any
+    grouped: str = ""  # name of the table's column of groups, if it has one
     dates: str = ""  # name of the table's column of dates, if it has one and the split needs it
     in_utc: bool = False  # whether the dates in the table have a time zone
     shown: str = ""

@@ -78,6 +78,12 @@ class _Line(NamedTuple):
     others: tuple[str, ...]  # cells of the other columns that were asked for
 
 
+def column_kind(name: str) -> str:
+    """Return what the groups in a column are by its name, e.g. `patient` of `Patient ID`, or ""."""
+    found = GROUP.fullmatch(bare_name(name))
+    return found[1] if found else ""
+
+
 def _is_several(columns: str) -> bool:
     """Return whether the value of `data.label` names several columns of a table."""
     return columns == "*" or "," in columns
@@ -342,6 +348,7 @@ def read_label_table(
             *(copy.notes if copy else ()), *unlabelled, *labels.notes, *table.notes(labels.names),
         ),
         table=source,
+        grouped=columns.get("group", ""),
         dates=columns.get("time", ""),
         in_utc=True in table.zoned,
         shown=copy.data if copy else "",

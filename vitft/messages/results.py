@@ -165,7 +165,7 @@ def difference_text(results: Results) -> str:
     wrong = percent(1 - other.value)
     than = f"the validation images, of which {wrong} are misclassified"
     if other.kind == "cross-validation":
-        than = f"the training images, of which {wrong} are misclassified in cross-validation"
+        than = f"all images, of which {wrong} are misclassified in cross-validation"
     return f"The {held.kind} images are {how} than {than}."
 
 
@@ -454,7 +454,8 @@ def result_rows(results: Results, budget: BudgetResults | None = None, *, remedy
         low, high = (100 * end for end in results.growth)
         digits = 0 if high - low > 100 * _WIDE else 1
         gain = f"{low:.{digits}f} to {high:.{digits}f} points"
-        rows.append(("More data", f"twice as many images would add {gain}"))
+        what = " to the images whose labels are all right" * bool(results.exact)
+        rows.append(("More data", f"twice as many images would add {gain}{what}"))
     return rows
 
 

@@ -379,6 +379,12 @@ def _check_classes(data: Images, known: Sequence[str], *, several: bool) -> None
             fix="use a multi-label model, or a table with one class per image (--set "
             "data.labels=one if it is one)",
         )
+    if several and missing:
+        labels, them = ("labels", "them") if len(missing) > 1 else ("label", "it")
+        log.warning(
+            f"no image in {data.source} has the {labels} {listing(missing, 5)}. If nobody has "
+            f"looked for {them} here, the results are wrong"
+        )
     if not unknown:
         return
     near, fix = misspelt_name(unknown[0], known), "use the class names of the model"

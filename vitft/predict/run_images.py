@@ -114,8 +114,12 @@ class RunImages:
 
     def group_of(self, path: str, sha256: str) -> str:
         """Return an image's group in the run, or the one that `data.group_by` finds in its path."""
-        in_path = self.config.data.group_in(path) if self.config and self.manifest else ""
-        return self.groups.get(sha256, "") or in_path
+        if self.config is None or self.manifest is None:
+            return ""
+        find, known = self.config.data.group_in, self.groups.get(sha256, "")
+        parts = path.split("/")  # the path may begin with folders that those of the run do not have
+        ends = [find("/".join(parts[i:])) for i in range(len(parts))]
+        return known or next((end for end in ends if end in self.train_groups), ends[0])
 
     def recognise(
         self, path: str, content: bytes, sha256: str, label: str, group: str
@@ -151,12 +155,21 @@ class RunImages:
         """
         if data.labels or self.config is None:
             return data
-        spec = self.config.data
-        if not {*data.classes} <= {*known} and Path(spec.classes).is_file():
+        spec, is_known = self.config.data, {*data.classes} <= {*known}
+        if Path(spec.classes).is_file():
             changed = change_classes(data, Path(spec.classes), evaluated=True)
-            if changed.classes != data.classes:
+            before, after = (
+                {(r.path, d.classes[r.label]) for r in d.rows} for d in (data, changed)
+            )
+            if before != after and (not is_known or self.has_data(data)):
                 log.info(f"applied the class changes of the run: {changed.notes[-1]}")
                 data = changed
+            elif before != after:
+                log.warning(
+                    f"the labels in {data.source} are classes of the model, but {spec.classes} "
+                    "gave some of these names to other images. If your labels are older than that "
+                    "table, change them as it does"
+                )
         if not spec.fixes or not self.has_data(data):
             return data
         every = tuple(dict.fromkeys([*known, *data.classes]))

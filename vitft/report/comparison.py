@@ -82,7 +82,7 @@ class _DataEffect:
     is_second: bool  # whether the second run has them; if both applied fixes, it counts
     paired: PairedDifference  # the run with them minus the other one
     p: float  # p-value of `paired`, Holm-corrected for the number of pairs
-    settings: tuple[str, ...]  # other settings that differ and may change the accuracy
+    settings: tuple[str, ...]  # settings and labels that differ, too, and may change the accuracy
     added: int  # number of distinct images that only one of the runs has, not left out by fixes
     relabelled: int = 0  # number of distinct images whose label differs between the runs
     left_out: int = 0  # number of distinct images that the fixes leave out
@@ -151,6 +151,9 @@ def _added_images(
 ) -> _DataEffect | None:
     """Return the effect of training images, if one run has almost all those of the other."""
     trained = [{row.sha256 for row in run.rows if row.split == "train"} for run in (first, second)]
+    ((relabelled, _, _),) = _data_changes((first, second))
+    others = _other_settings(first, second, _FREE_SETTINGS)
+    others += (f"{relabelled:,} changed labels",) * bool(relabelled)
     for is_second in (True, False):
         fewer, more = trained if is_second else reversed(trained)
         enough = len(more - fewer) >= max(1, _FEW * len(fewer))
@@ -159,7 +162,7 @@ def _added_images(
                 is_second=is_second,
                 paired=_oriented(paired, is_second=is_second),
                 p=p,
-                settings=_other_settings(first, second, _FREE_SETTINGS),
+                settings=others,
                 added=len(more - fewer),
             )
     return None

@@ -118,6 +118,7 @@ def list_images(
         folder = assign_parts(scan(path, located), located.val_from)
     elif not place:
         folder = replace(folder, root=folder.root.resolve(), table=folder.table and path)
+    located = replace(located, group=located.group or folder.grouped)  # for `evaluate`
     if folder.table and folder.root != base_folder(folder.table, located.root):
         located = replace(located, root=str(folder.root))  # where the paths in split.csv begin
     folder, located = apply_fixes(folder, located)
