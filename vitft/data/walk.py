@@ -26,7 +26,6 @@ _OTHER = (
     "not a known image suffix",
     "correct the suffix if they are images, or convert them to PNG or JPEG",
 )
-_NOT_IMAGES = "not images", "no action is needed"
 _SUFFIXES: Mapping[tuple[str, str], str] = {
     _RAW: ".3fr .arw .cr2 .cr3 .dng .nef .orf .pef .raf .raw .rw2 .srw",
     _FOREIGN: (
@@ -39,7 +38,7 @@ _SUFFIXES: Mapping[tuple[str, str], str] = {
     ),
     ("archives are not opened", "unpack them if they contain images"): " ".join(ARCHIVE_SUFFIXES),
     ("checksums of the files next to them", "no action is needed"): " ".join(CHECKSUM_SUFFIXES),
-    _NOT_IMAGES: (
+    ("not images", "no action is needed"): (
         ".aae .bat .bib .bin .c .cfg .conf .cpp .css .csv .db .dll .doc .docx .exe .h5 .htm .html "
         ".ini .ipynb .js .json .jsonl .lock .log .lst .mat .md .mp3 .npy .npz .odt .onnx .parquet "
         ".part .pickle .pkl .ppt .pptx .pt .pth .py .pyc .r .rst .safetensors .sh .so .sqlite .tex "
