@@ -51,7 +51,7 @@ def within(bounds: Interval | None, digits: int = 1) -> str:
     return f" (95% CI {interval(bounds, digits)})" if bounds else ""
 
 
-def with_interval(found: Mapping[str, Any], name: str) -> str:
+def _with_interval(found: Mapping[str, Any], name: str) -> str:
     """Return e.g. `94.3% (95% CI 92.9 to 95.5%)`."""
     return percent(found[name]) + within(found[f"{name}_interval"])
 
@@ -271,7 +271,7 @@ def expected_accuracy(
     return f"about {text} of these answers to be right ({accuracy}){explained}"
 
 
-def calibration_text(found: Mapping[str, Any]) -> str:
+def _calibration_text(found: Mapping[str, Any]) -> str:
     """Return the calibration error in eval.json; one too small to be measured has no interval."""
     if doubt := not_calibrated(found):
         return doubt
@@ -465,7 +465,7 @@ def metric_lines(results: Results, found: Mapping[str, Any]) -> list[str]:
         f"{text} {one.measure}" for one in results.estimates[:1] if (text := baseline_text(one))
     ]
     if labels := found.get("labels"):
-        texts.append(f"mean F1 of the labels: {with_interval(labels, 'macro_f1')}")
+        texts.append(f"mean F1 of the labels: {_with_interval(labels, 'macro_f1')}")
     return texts
 
 
@@ -480,7 +480,7 @@ def detail_lines(results: Results, found: RunResults, layers: str, planned: int)
     if found["selected_on_validation"]:
         lines.append(f"saved: {selected_epoch(found, layers, planned)}")
     if (calibration := found["calibration"]) and calibration["temperature"] != 1:
-        lines.append(calibration_text(found))
+        lines.append(_calibration_text(found))
     lines += [f"weak: {_weakest(one)}" for one in results.weakest[1:]]
     test = found.get("test")
     if test and test["left_out"]:
@@ -559,14 +559,14 @@ def evaluation_rows(results: Results, found: Mapping[str, Any]) -> Rows:
     """Return the accuracy of an evaluation, and what was measured besides."""
     rows, sizes = result_rows(results), {row["images"] for row in found["per_class"].values()}
     if "labels" not in found and len(sizes - {0}) > 1:
-        rows.append(("Balanced", f"{with_interval(found, 'balanced')}, mean of the recalls"))
+        rows.append(("Balanced", f"{_with_interval(found, 'balanced')}, mean of the recalls"))
     if two := found.get("two_classes"):
-        rows.append(("AUROC", with_interval(two, "auroc")))
+        rows.append(("AUROC", _with_interval(two, "auroc")))
     if by_group := found.get("by_group"):
         rows.append(("Groups", _groups_text(by_group)))
     if kept := found.get("kept"):
         part = f"{percent(kept['fraction'])} are kept at threshold {percent(kept['threshold'])}"
-        right = f", {with_interval(kept, 'top1')} of them are right" if kept["images"] else ""
+        right = f", {_with_interval(kept, 'top1')} of them are right" if kept["images"] else ""
         rows.append(("Kept", part + right))
     return rows
 
@@ -576,7 +576,7 @@ def _groups_text(found: Mapping[str, Any]) -> str:
     groups, several, without = (found[name] for name in ("groups", "several", "ungrouped"))
     left = ""
     if groups:
-        text = f"{with_interval(found, 'top1')} of {count(groups, 'group')}, one answer each"
+        text = f"{_with_interval(found, 'top1')} of {count(groups, 'group')}, one answer each"
         verb = "has" if several == 1 else "have"
         left = f"{count(several, 'group')} {verb} several labels" * bool(several)
     elif several:
@@ -592,18 +592,18 @@ def evaluation_details(results: Results, found: Mapping[str, Any]) -> list[str]:
     """Return the other metrics of an evaluation, one per line."""
     lines, labels = metric_lines(results, found), found.get("labels")
     if labels:
-        lines.append(f"F1 over all decisions: {with_interval(labels, 'micro_f1')}")
+        lines.append(f"F1 over all decisions: {_with_interval(labels, 'micro_f1')}")
     elif found["top5"] is not None:
-        lines.append(f"{TOP5}: {with_interval(found, 'top5')}")
+        lines.append(f"{TOP5}: {_with_interval(found, 'top5')}")
     two = found.get("two_classes") or {"classes": {}}
     for name, row in two["classes"].items():
-        lines.append(f"average precision of {name}: {with_interval(row, 'ap')}")
+        lines.append(f"average precision of {name}: {_with_interval(row, 'ap')}")
         rate = f"sensitivity for {name} at {percent(two['specificity'])} specificity"
-        lines.append(f"{rate}: {with_interval(row, 'sensitivity')}")
+        lines.append(f"{rate}: {_with_interval(row, 'sensitivity')}")
     bounds = found["loss_interval"]
     ends = f"{_BOUNDS} {bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else "too few groups for a CI"
     lines.append(f"log-loss: {found['loss']:.3f} nats ({ends})")
-    return [*lines, calibration_text(found)]
+    return [*lines, _calibration_text(found)]
 
 
 def class_table(
