@@ -5,6 +5,7 @@ They print nothing and, before returning, restore the random state, the number o
 signal handlers and the environment variables that they have set.
 """
 
+import contextlib
 import inspect
 import os
 import re
@@ -477,9 +478,14 @@ class Trained:
 
     def _loading(self, images: object) -> Iterator[Callable[[], LoadedImage]]:
         """Yield a function for each image that prepares it, in any thread."""
-        for batch in numbered_batches(images, 1):
-            load = partial(self.load_image, *batch[0])
-            if not isinstance(batch[0][1], str | os.PathLike | bytes):
+        reads_at_once = hasattr(images, "__next__")  # it may replace a file that it has named
+        for ((index, picture),) in numbered_batches(images, 1):
+            name = picture_name(index, picture)
+            if reads_at_once and isinstance(picture, str | os.PathLike):
+                with contextlib.suppress(ImageError):  # again below, with the reason
+                    picture = read_picture(picture)
+            load = partial(self.load_image, name, picture)
+            if not isinstance(picture, str | os.PathLike | bytes):
                 found = load()  # an object that may be shared, or change later
                 load = partial(LoadedImage, *found)
             yield load
@@ -585,14 +591,13 @@ class Trained:
             "--transformers",
         )
 
-    def load_image(self, index: int, picture: Picture | LoadedImage) -> LoadedImage:
-        """Return the preprocessed image, or an error if the image is unusable."""
+    def load_image(self, name: str, picture: Picture | LoadedImage) -> LoadedImage:
+        """Return the preprocessed image with a name, or an error if the image is unusable."""
         if isinstance(picture, LoadedImage):
             if self._prepares is None or picture.transform != self._prepares:
                 problem = f"image {picture.path} was prepared by another model"
                 raise UsageError(problem, fix="use `prepare` of the model that predicts")
             return picture
-        name = picture_name(index, picture)
         try:
             picture = read_picture(picture)
             found = LoadedImage(name, self.view(name, picture))

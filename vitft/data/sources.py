@@ -11,7 +11,7 @@ import io
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain, starmap, tee
@@ -222,21 +222,32 @@ def _from_list(name: str, column: str) -> Iterable[ImageSource]:
     home, (path, _) = _list_folder(name), first
     if not (os.path.isabs(path) or os.path.lexists(home + path)) and os.path.lexists(path):  # noqa: PTH117
         home = ""
-    return _listed_sources(chain([first], entries), home)
+    return _listed_sources(chain([first], entries), home, lambda: _list_entries(name, column))
 
 
-def _listed_sources(entries: Iterable[tuple[str, str]], home: str) -> Iterator[ImageSource]:
-    """Yield the images for the entries of a list; paths are completed as in tables of labels."""
+def _listed_sources(
+    entries: Iterable[tuple[str, str]],
+    home: str,
+    again: Callable[[], Iterable[tuple[str, str]]],
+) -> Iterator[ImageSource]:
+    """Yield the images for the entries of a list; paths are completed as in tables of labels.
+
+    A completed path replaces the one in the list, and is not one that the list has, too.
+    """
     images: ImagesBelow | None = None
-    example = ""
+    taken, is_told = set[str](), False
     for entry, group in entries:
         path = entry if os.path.isabs(entry) else home + entry  # noqa: PTH117
         if entry and not is_url(entry) and is_missing(path):
-            images = ImagesBelow(home or os.curdir) if images is None else images
-            if (meant := images.only_fit(entry)) and not example:
-                example = f"{visible(entry)} to {visible(home + meant)}"
-                log.info(f"paths that nearly exist are completed, e.g. {example}")
-            path = home + meant if meant else path
+            if images is None:
+                images, taken = ImagesBelow(home or os.curdir), {one for one, _ in again()}
+            meant = images.only_fit(entry)
+            if meant and taken.isdisjoint((meant, home + meant, os.path.abspath(home + meant))):  # noqa: PTH100
+                if not is_told:
+                    is_told, example = True, f"{visible(home + meant)} for {visible(entry)}"
+                    log.info(f"files with nearly the same path are used instead, e.g. {example}")
+                taken.add(meant)
+                entry = path = home + meant
         for source in _named_sources(entry, path):
             yield replace(source, group=group) if group else source
 
@@ -250,7 +261,7 @@ def _list_folder(name: str) -> str:
 def _list_entries(name: str, groups: str = "") -> Iterator[tuple[str, str]]:
     """Yield the paths in a list and the cells of the column `groups`, or "" without one.
 
-    Empty lines and, in text files, comments (#) are skipped.
+    Empty lines and, in text files, comments (# and no name of a file) are skipped.
     """
     if Path(name).suffix.lower() in TABLE_SUFFIXES:
         table = TableReader(Path(name), missing=_LIST_FIX, fix=_LIST_FIX)
@@ -278,8 +289,10 @@ def _list_entries(name: str, groups: str = "") -> Iterator[tuple[str, str]]:
             while line := lines.readline(_MAX_LINE):
                 if len(line) == _MAX_LINE:
                     raise DataError(f"the list {name} {_TOO_LONG}", fix=_LIST_FIX)
-                if line.strip() and not line.startswith("#"):
-                    yield line.rstrip("\r\n"), ""
+                path = line.rstrip("\r\n")
+                is_comment = path.startswith("#") and is_missing(_list_folder(name) + path)
+                if path.strip() and not is_comment:
+                    yield path, ""
     except (OSError, UnicodeError) as error:
         reason = describe_os_error(error) if isinstance(error, OSError) else NOT_UTF_16
         raise DataError(f"cannot read the list {name}: {reason}", fix=_LIST_FIX) from error

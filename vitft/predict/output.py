@@ -7,6 +7,7 @@ part of its own, such as `NAME.part-0-of-2`, and the last one to finish writes t
 """
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -145,6 +146,8 @@ def predict_to_file(
 
     The result is None while other processes have rows to write.
     """
+    listed = hashlib.sha256()  # of the names of all images, of which this process has a part
+    images = _hashed(images, listed)
     own, part, numbered = images, _part_path(out, shard), enumerate(images)
     for other in shard.team():  # also those of processes that start later
         _check_options(_part_path(out, other), options)
@@ -163,14 +166,22 @@ def predict_to_file(
     try:
         with _open_part(part, options, size) as write, shown as progress:
             for prediction in predict(own):
-                write(prediction)
+                write(prediction.to_dict())
                 if progress is not None:
                     progress.advance()
+            write({_LISTED: listed.hexdigest()})
         return _finish(out, form, shard, combine)
     except KeyboardInterrupt:  # Ctrl-C or another signal
         if part.exists():
             log.info(f"finished rows are in {part}. To continue, add --resume to the same command")
         raise
+
+
+def _hashed(images: Iterator[ImageSource], digest: Any) -> Iterator[ImageSource]:  # noqa: ANN401
+    """Yield the images, and update a digest of hashlib with their names."""
+    for image in images:
+        digest.update(f"{image.name}\0".encode("utf-8", "surrogateescape"))
+        yield image
 
 
 def _part_path(out: Path, shard: ProcessShard) -> Path:
@@ -212,12 +223,17 @@ def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
         )
 
 
+_LISTED = "sha256 of the list"  # key in the last line of a part
+
+
 def _read_rows(file: BinaryIO, path: Path) -> Iterator[tuple[Prediction, int]]:
     """Yield the complete rows of a part, after its options, with their sizes in bytes."""
     for line in file:
         if line.endswith(b"\n"):
             try:
-                yield Prediction.from_dict(json.loads(line)), len(line)
+                if _LISTED in (row := json.loads(line)):
+                    return
+                yield Prediction.from_dict(row), len(line)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise _foreign(path, line) from error
 
@@ -345,7 +361,7 @@ def _foreign(path: Path, line: bytes) -> RunError:
 @contextlib.contextmanager
 def _open_part(
     part: Path, options: _JobOptions, size: int
-) -> Iterator[Callable[[Prediction], None]]:
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Open a part of which `size` bytes are kept; yield a function that appends a row."""
     with writing(part):
         file = part.open("ab", buffering=0)  # a crash loses no written row
@@ -366,7 +382,7 @@ def _open_part(
             file.truncate(size)
         if not size:
             write(options)
-        yield lambda prediction: write(prediction.to_dict())
+        yield write
         with writing(part):
             os.fsync(file.fileno())
 
@@ -388,6 +404,12 @@ def _finish(out: Path, form: RowFormat, shard: ProcessShard, combine: _Combine) 
             files = [stack.enter_context(part.open("rb")) for part in parts]
         except FileNotFoundError:  # unfinished, or another process has already written the file
             return None
+        if shard.world > 1 and len({_last_line(file) for file in files}) > 1:
+            raise RunError(
+                f"cannot write {out}: the processes have not found the same images, because some "
+                "were added or removed meanwhile",
+                fix=f"remove {out.name}.part-*, and repeat the command",
+            )
         for file in files:
             file.readline()  # the options
         readers = [_read_rows(file, part) for file, part in zip(files, parts, strict=True)]
@@ -398,6 +420,14 @@ def _finish(out: Path, form: RowFormat, shard: ProcessShard, combine: _Combine) 
         temporary.replace(out)
     _remove_parts(out, shard)
     return tally
+
+
+def _last_line(file: BinaryIO) -> bytes:
+    """Return the last line of a part, whose length is known, and go back to the start."""
+    file.seek(-len(json.dumps({_LISTED: "0" * 64})) - 1, os.SEEK_END)
+    line = file.readline()
+    file.seek(0)
+    return line
 
 
 def _in_turn(

@@ -33,6 +33,7 @@ _CONFLICTS = (
     ("--counts", "--tta"),  # and without mirror images
     ("--group-by", "--precision"),  # which holds for single images
     ("--group-by", "--coverage"),
+    ("--tta", "--precision"),
     ("--tta", "--confidence"),  # which needs the probabilities of the held-out images
     ("--tta", "--coverage"),
     ("--explain", "--resume"),  # it would draw only some of the images

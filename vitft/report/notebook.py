@@ -8,6 +8,7 @@ if the notebook is.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,10 +77,19 @@ class Explanation(Image.Image):
         meaning: str,
     ) -> None:
         super().__init__()
-        self.__setstate__(image.__getstate__())
+        super().__setstate__(image.__getstate__())
         self.view, self.method, self.heat = view, method, heat
         self.about, self.probability = about, probability
         self.map_name, self.meaning = map_name, meaning
+
+    def __getstate__(self) -> list[Any]:
+        more = ("view", "method", "heat", "about", "probability", "map_name", "meaning")
+        return [*super().__getstate__(), {name: getattr(self, name) for name in more}]
+
+    def __setstate__(self, state: list[Any]) -> None:
+        *image, more = state
+        super().__setstate__(image)
+        self.__dict__ |= more
 
     def __repr__(self) -> str:
         size = f"size={self.width}x{self.height}"

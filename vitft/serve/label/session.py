@@ -74,6 +74,13 @@ class Session:
                 f"ignored {count(unknown, 'answer')} in {file.path.name}, because the images are "
                 "not in the folder or cannot be read"
             )
+        steps = list[tuple[int, int]]()  # adjacent answers about one picture are undone together
+        for i, (start, number) in enumerate(file.steps):
+            one, other = (self.picture_of.get(a[0]) for a in (file.answers[i - 1], file.answers[i]))
+            if steps and one is not None and one == other:
+                start, number = steps[-1][0], steps.pop()[1] + number
+            steps.append((start, number))
+        file.steps = steps
         self.refresh()
         if set(self.classes) != set(self.first_classes):
             keys = listing([f"{i} {name}" for i, name in enumerate(self.classes, 1)], most=9)
