@@ -148,12 +148,13 @@ def test_programs_for_graphs_that_prepare_images_themselves_answer_as_predict(
     run = made(tmp_path, tiny(3, in_channels=1), mean=(0.4,), std=(0.3,))
     plans = {
         "timm": plan_export(["timm"], str(tmp_path / "timm")),
+        "grey": plan_export(["transformers"], str(tmp_path / "grey")),
         "bytes": plan_export(["onnx"], str(tmp_path / "bytes"), with_preprocessing=True),
         "resize": plan_export(["onnx"], str(tmp_path / "resize"), with_resize=True),
     }
     folders = {name: export_run(str(run), order).folder for name, order in plans.items()}
 
-    check(run, folders, photos, capsys, {"timm", "onnxruntime", "OpenVINO"})
+    check(run, folders, photos, capsys, {"timm", "onnxruntime", "OpenVINO", "transformers"})
     code, space = programs(folders["timm"])["timm"], dict[str, Any]()
     start, end = code.index("def open_rgb"), code.index("def classify")
     exec(f"import numpy as np\nfrom PIL import Image, ImageOps\n{code[start:end]}", space)
