@@ -111,7 +111,13 @@ class _LabelParser:
     """Labels of each row: those in one cell, columns of flags, or values as `name=value`."""
 
     def __init__(
-        self, reader: TableReader, names: Sequence[str], rows: Sequence[_Line], spec: DataSpec
+        self,
+        reader: TableReader,
+        names: Sequence[str],
+        rows: Sequence[_Line],
+        spec: DataSpec,
+        *,
+        predicted: bool = False,
     ) -> None:
         cells = zip(*([cell.strip() for cell in row.cells] for row in rows), strict=True)
         columns = [_LabelColumn(name, own) for name, own in zip(names, cells, strict=True)]
@@ -121,7 +127,7 @@ class _LabelParser:
         if not columns:
             fix = "add label columns"
             raise reader.error("no column is left for data.label=*", line=1, fix=fix)
-        self.reader, self.spec = reader, spec
+        self.reader, self.spec, self.predicted = reader, spec, predicted
         self.names, self.lines = [one.name for one in columns], [row.number for row in rows]
         self.sets: list[list[str]] = [[] for _ in rows]  # labels of each row
         self.several = True  # whether an image may have any number of labels
@@ -235,6 +241,8 @@ class _LabelParser:
                 problem = problem if own else "the label is empty"
                 fix = "correct the cell, or remove the line. If images may have several labels or "
                 fix += "none, use --set data.labels=several"
+                if not own and self.predicted:
+                    fix = "remove the lines of images that vitft predict could not read"
             if problem:
                 raise self.reader.error(problem, line=line, column=self.names[0], fix=fix)
 
@@ -323,7 +331,7 @@ def read_label_table(
         table.by_path = {path: row for path, row in table.by_path.items() if path not in test}
         unlabelled = [f"not used: the test part ({count(len(test), 'image')} without a label)"]
     names = [table.header[place] for place in table.labels]
-    labels = _LabelParser(table.reader, names, table.listed, spec)
+    labels = _LabelParser(table.reader, names, table.listed, spec, predicted=table.predicted)
     sets: dict[str, set[str]] = {}
     for line, own in zip(table.listed, labels.sets, strict=True):
         sets.setdefault(line.path, set()).update(own)

@@ -183,6 +183,7 @@ def _scan_table(source: Path, spec: DataSpec) -> Images:
         several = "every image has the same labels"
         problem = several if images.labels else "need at least 2 classes, found 1"
         fix = "add images of other classes"
+        fix += ", or use --set data.labels=one if each cell is one class" * bool(images.labels)
         raise error(f"{problem} ({classes[0]})", 0, "label", fix)
     if parts and "train" not in parts:
         problem = f"no line is assigned to train, only to {' and '.join(parts)}"

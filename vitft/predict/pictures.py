@@ -86,7 +86,7 @@ def _is_base64(text: str) -> bool:
 def numbered_batches(images: object, size: int) -> Iterator[list[tuple[int, Any]]]:
     """Yield batches of `size` images with their indices; `images` may also be a single image."""
     given: Any = images
-    if isinstance(given, np.ndarray) and given.dtype.kind in "UO":
+    if isinstance(given, np.ndarray) and given.dtype.kind in "UO" and given.ndim < 2:
         given = given.tolist()  # paths or images; a single one without dimensions
     if isinstance(given, Mapping) or hasattr(given, "columns"):  # a table of pandas or polars
         raise UsageError(

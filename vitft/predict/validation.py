@@ -186,7 +186,7 @@ class HeldOut:
         return RunError(
             f"{self.run} has no {what} of its cross-validated images, because it has many classes "
             "or was trained by an earlier version",
-            fix="train again, or use --threshold instead of --precision",
+            fix="train again, or use --threshold",
         )
 
     @cached_property

@@ -23,12 +23,13 @@ from vitft.system.text import count
 log = logging.getLogger(__name__)
 
 
-def pick_device(wanted: str) -> torch.device:
-    """Return the device with a given name; `auto` prefers CUDA, then MPS.
+def pick_device(wanted: str | int | torch.device) -> torch.device:
+    """Return the device with a name or the number of a GPU; `auto` prefers CUDA, then MPS.
 
     `auto` and `cuda` give each process of torchrun its own GPU. If a process sees only one GPU, as
     under Slurm, they give that one.
     """
+    wanted = f"cuda:{wanted}" if isinstance(wanted, int) else str(wanted)
     gpus = torch.cuda.device_count()
     if wanted in ("auto", "cuda") and torch.cuda.is_available():
         rank = int(os.environ.get("LOCAL_RANK", "0"))  # of the processes on this machine

@@ -381,11 +381,12 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
         raise WeightsError(f"{raw.path}: {error.problem}", fix=error.fix) from error
     notes = [*raw.notes, *facts.notes]
     if facts.heads is None:
+        assumed = facts.activation is None
         keys = '{"num_attention_heads": N, "hidden_act": "quick_gelu"}'
         notes.append(
-            f"{count(architecture.heads, 'head')} and {architecture.activation} are assumed, "
-            f"because the weights do not state them. To set them, put {keys} in a config.json next "
-            "to them"
+            f"{count(architecture.heads, 'head')}{f' and {architecture.activation}' * assumed} are "
+            f"assumed, because the weights do not state them. To set them, put {keys} in a "
+            "config.json next to them"
         )
     stated, actual = facts.image_size, architecture.image_size
     if stated is not None and stated != actual:
