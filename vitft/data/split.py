@@ -459,6 +459,7 @@ def _check_enough(
     if not lacking:
         return
     problem = "too few readable images" if not by_time else "too few images with other dates"
+    problem += " in different groups" * any(folder.column("group"))
     problem += f" for training and validation in {len(lacking)} of "
     problem += f"{len(numbers)} classes: {listing(lacking)}"
     if folder.bad:
