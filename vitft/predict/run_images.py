@@ -125,8 +125,9 @@ class RunImages:
         The split is `train`, `val` or "". `group` is the name of the image's group as the run
         defines groups, or "". Bytes that must be decoded may raise an ImageError.
         """
-        if exact := self.splits.get(sha256, ""):
-            return exact, _TRAINED_NOTE if exact == "train" else ""
+        exact = self.splits.get(sha256, "")
+        if exact == "train":
+            return exact, _TRAINED_NOTE
         near: set[str] = set()
         if self.fingerprinted:
             image = decode(content, path, grey_range=self.grey_range).image
@@ -138,6 +139,8 @@ class RunImages:
                         near.add(self.splits[digest])
         if "train" in near:
             return "train", _COPY_NOTE
+        if exact:
+            return exact, ""
         if path in self.unread:
             return "train", _PATH_NOTE
         if group in self.train_groups:
