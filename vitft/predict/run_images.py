@@ -75,6 +75,7 @@ class RunImages:
         if self.manifest is not None and not self.manifest.labels:
             self.labels = {(r.sha256, self.manifest.classes[r.label]) for r in self.rows}
         self.groups = {row.sha256: row.group for row in self.rows if row.group}
+        self.units = {row.sha256: row.kept_together for row in self.rows if row.kept_together}
         self.train_groups = {row.group for row in self.rows if row.group and row.split == "train"}
         self.unread = {row.path for row in self.rows if row.split == "train"}
         self.fingerprinted: list[str] = []  # digests of images with a known fingerprint
