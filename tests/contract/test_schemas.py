@@ -26,10 +26,11 @@ RARE = {
     "graph": {"grey_range"},
     "metrics": {"cv_classes"},
     "preprocessing": {"grey_range"},
+    "split": {"kept_together"},
 }
-"""Fields that the samples lack, because they need many classes, 16-bit images, a resumed run with
-other arithmetic, an export that predicts differently or, of `evaluate`, calibration with training
-images. Trials of a budget are left out."""
+"""Fields that the samples lack, because they need many classes, 16-bit images, near-duplicates, a
+resumed run with other arithmetic, an export that predicts differently or, of `evaluate`,
+calibration with training images. Trials of a budget are left out."""
 
 
 @pytest.fixture(scope="module")

@@ -128,8 +128,7 @@ def _print_summary(
     run: Path, found: "RunResults | None", config: Config, *, status: str, is_latest: bool
 ) -> None:
     """Print the results of a run, if it has any, and suggest the next commands."""
-    from vitft.messages.results import accuracy_without_copies as accuracy_text
-    from vitft.messages.results import chance_remedy, detail_lines, result_rows
+    from vitft.messages.results import chance_remedy, copies_rows, detail_lines, result_rows
     from vitft.predict.postprocess import run_results
     from vitft.report.run_page import report_of_new_run
 
@@ -147,8 +146,7 @@ def _print_summary(
     )
     rows = result_rows(results, found.get("budget"), remedy=remedy)
     without, review = _findings(run, config)
-    if without:
-        rows.append(("Copies", f"accuracy {accuracy_text(without)}"))
+    rows += copies_rows(without, found)
     if review and any(review.values()):
         labels, groups, across = review.values()
         texts = [count(labels, "probable label error")] * bool(labels)

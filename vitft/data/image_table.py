@@ -27,7 +27,8 @@ from vitft.system.files import write_atomically
 
 SPLIT_COLUMNS = ("path", "label", "split", "sha256")
 _SETS_COLUMNS = ("path", "labels", "split", "sha256")  # columns of `split.csv` for multi-label data
-GROUP_COLUMN = "group"  # last column of `split.csv`, written only if any image has a group
+GROUP_COLUMN = "group"
+_MORE_COLUMNS = (GROUP_COLUMN, "kept_together")  # of `split.csv`, if any image has a value
 
 
 class Row(NamedTuple):
@@ -42,11 +43,18 @@ class Row(NamedTuple):
     odd: tuple[str, ...] = ()  # remarks on the decoding, e.g. `rotated by EXIF`
     group: str = ""  # name of the group, which the split never divides; empty if there is none
     time: datetime | None = None  # date in a table or EXIF data, without a time zone, if known
+    kept_together: str = ""  # digest that names the near-duplicates and groups that a split joined
+
+    @property
+    def unit(self) -> str:
+        """Name shared by the images that intervals and tests count once; empty if there is none."""
+        return self.kept_together or self.group
 
 
 _RECORD = np.dtype([
     ("path", "O"), ("label", "i4"), ("split", "O"), ("sha256", "V32"), ("width", "i4"),
     ("height", "i4"), ("odd", "O"), ("group", "O"), ("time", "M8[s]"),
+    ("kept_together", "O"),
 ])  # fmt: skip
 _NO_DIGEST = bytes(32)
 _BLOCK = 1024  # number of rows that are built at a time
@@ -55,7 +63,7 @@ _Array = np.ndarray[Any, Any]
 
 
 class _Rows(Sequence[Row]):
-    """Rows at some places of columns, which several share: 88 bytes an image, and its path."""
+    """Rows at some places of columns, which several share: 96 bytes an image, and its path."""
 
     def __init__(self, columns: Mapping[str, _Array], places: _Array) -> None:
         self.columns, self.places = columns, places
@@ -90,8 +98,8 @@ def pack(rows: Iterable[Row]) -> _Rows:
     share = dict[Any, Any]().setdefault
     records = (
         (path, label, share(split, split), bytes.fromhex(sha256), width, height,
-         share(odd, odd), share(group, group), time)
-        for path, label, split, sha256, width, height, odd, group, time in rows
+         share(odd, odd), share(group, group), time, share(unit, unit))
+        for path, label, split, sha256, width, height, odd, group, time, unit in rows
     )  # fmt: skip
     table = np.fromiter(records, _RECORD)
     columns = {name: table[name] for name in Row._fields}
@@ -243,14 +251,12 @@ class Images:
 
     def _csv_lines(self) -> Iterator[bytes]:
         """Yield the lines of the table as in `split.csv`."""
-        columns: Sequence[str] = _SETS_COLUMNS if self.labels else SPLIT_COLUMNS
-        if any(self.column("group")):
-            columns = (*columns, GROUP_COLUMN)
+        names = ["split", "sha256", *(n for n in _MORE_COLUMNS if any(self.column(n)))]
         rows = (
-            (row.path, self.classes[row.label], row.split, row.sha256, row.group)[: len(columns)]
+            [row.path, self.classes[row.label], *(getattr(row, name) for name in names)]
             for row in self.rows
         )
-        return encode_table(columns, rows)
+        return encode_table(["path", "labels" if self.labels else "label", *names], rows)
 
     def write(self, path: Path) -> None:
         write_atomically(path, self._csv_lines())
@@ -267,14 +273,15 @@ class Images:
         lines = iter(table)
         header = tuple(next(lines, ()))
         columns, more = header[:4], header[4:]
-        if columns not in (SPLIT_COLUMNS, _SETS_COLUMNS) or more not in ((), (GROUP_COLUMN,)):
+        known = (name for name in _MORE_COLUMNS if name in more)
+        if columns not in (SPLIT_COLUMNS, _SETS_COLUMNS) or more != (*known,):
             raise table.error(f"the header must be {','.join(SPLIT_COLUMNS)}")
         names, numbers = set[str](), dict[str, int]()  # numbers of the classes as they occur
 
         def rows() -> Iterator[Row]:
             for cells in lines:
                 table.check_width(cells, header)
-                name, label, part, sha256, *group = cells
+                name, label, part, sha256, *rest = cells
                 if not name or name.startswith("/") or ".." in name.split("/"):
                     raise table.error(f"the path {name!r} does not point inside the data folder")
                 if name in names:
@@ -285,7 +292,8 @@ class Images:
                     raise table.error(f"{sha256[:70]!r} is not a sha256 digest")
                 names.add(name)
                 number = numbers.setdefault(label, len(numbers))
-                yield Row(name, number, cast("Part", part), sha256, group="".join(group))
+                groups: dict[str, Any] = dict(zip(more, rest, strict=True))
+                yield Row(name, number, cast("Part", part), sha256, **groups)
 
         packed = pack(rows())
         labels = label_names(numbers) if header[1] == "labels" else ()

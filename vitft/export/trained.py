@@ -191,13 +191,13 @@ class TrainedRun:
         total = len(manifest.val)
         number = min(count, total)
         rows = [manifest.val[i * total // number] for i in range(number)]  # covers many classes
-        has_groups = any(row.group for row in rows)
+        has_groups = any(row.unit for row in rows)
         for row, target in zip(rows, manifest.targets(rows), strict=True):
             path = manifest.locate(row)
             with contextlib.suppress(ImageError):
                 if hashlib.sha256(read_bytes(path)).hexdigest() == row.sha256:
                     image = open_image(path, grey_range=grey_range)
-                    yield image, target, (row.group or row.sha256) * has_groups
+                    yield image, target, (row.unit or row.sha256) * has_groups
 
     @cached_property
     def of_last_block(self) -> "TrainedRun":

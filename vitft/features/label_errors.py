@@ -312,27 +312,29 @@ alone cannot tell copies from similar subjects (benchmarks/notebook/duplicates.m
 are confirmed by fingerprints."""
 
 
-def similar_images(x: Tensor) -> list[IndexPair]:
+def similar_images(x: Tensor, since: int = 0) -> list[IndexPair]:
     """Return the index pairs (i < j) of similar images to compare, most similar first.
+
+    With `since`, these are the pairs with j >= since.
 
     After centring, the cosine similarity of the features (n, D) of each pair is at least
     `_MIN_SIMILARITY`. There are up to n / 10 pairs, but at least 100 and at most 500 may be
-    returned. The list is empty for more than `CV_IMAGES` images.
+    returned. The list is empty if more than `CV_IMAGES` squared pairs would be compared.
     """
-    if len(x) > CV_IMAGES:
+    later = len(x) - since
+    if len(x) * later > CV_IMAGES**2:
         return []
     most = min(500, max(100, round(0.1 * len(x))))
     centred = F.normalize(x - x.mean(dim=0))
     found: list[tuple[float, int, int]] = []
     for begin in range(0, len(centred), 1024):
-        cosines = centred[begin : begin + 1024] @ centred.T  # (m, n)
-        cosines.masked_fill_(
-            torch.arange(len(centred)) <= torch.arange(begin, begin + len(cosines))[:, None], -1.0
-        )
+        cosines = centred[begin : begin + 1024] @ centred[since:].T  # (m, later)
+        own = torch.arange(begin, begin + len(cosines))
+        cosines.masked_fill_(torch.arange(since, len(centred)) <= own[:, None], -1.0)
         # Few pairs reach the threshold; sorting all pairs would take much longer.
         near = torch.nonzero(cosines.flatten() >= _MIN_SIMILARITY).flatten()
         best = cosines.flatten()[near].topk(min(most, len(near)))
         places = near[best.indices].tolist()
         for cosine, place in zip(best.values.tolist(), places, strict=True):
-            found.append((-cosine, begin + place // len(centred), place % len(centred)))
+            found.append((-cosine, begin + place // later, since + place % later))
     return [(i, j) for _, i, j in sorted(found)[:most]]

@@ -288,6 +288,18 @@ def _calibration_text(found: Mapping[str, Any]) -> str:
     return f"{error}{within(bounds)}, {shown}"
 
 
+def copies_rows(one: Estimate | None, found: RunResults) -> list[tuple[str, str]]:
+    """Return rows on the copies of training images in validation and test, if there are any.
+
+    `one` is the accuracy on the validation images without such copies.
+    """
+    texts = [f"accuracy {accuracy_without_copies(one)}"] if one else []
+    if (test := found.get("test")) and test["left_out"]:
+        images = count(test["left_out"], "test image")
+        texts.append(f"{images} excluded, as copies of training or validation images")
+    return [*zip(("Copies", ""), texts, strict=False)]
+
+
 def accuracy_without_copies(one: Estimate) -> str:
     """Return the accuracy on validation images that have no copies among the training images."""
     on = f"on the {measured_on(one)} without copies among the training images"
@@ -297,7 +309,7 @@ def accuracy_without_copies(one: Estimate) -> str:
 # what only the page of a run shows: what its numbers rest on, and what would raise them -----------
 
 COPIES_WARNING = "Duplicates across training and validation can make the accuracy too high. "
-TEST_COPIES_WARNING = "Near-duplicates of test images can make the test accuracy too high. "
+TEST_COPIES_WARNING = "Test images that copy other images say little about new images. "
 
 
 def growth_sentence(gain: Interval | None) -> str:
@@ -482,12 +494,6 @@ def detail_lines(results: Results, found: RunResults, layers: str, planned: int)
     if (calibration := found["calibration"]) and calibration["temperature"] != 1:
         lines.append(_calibration_text(found))
     lines += [f"weak: {_weakest(one)}" for one in results.weakest[1:]]
-    test = found.get("test")
-    if test and test["left_out"]:
-        lines.append(
-            f"excluded from the test set: {count(test['left_out'], 'image')} identical to a "
-            "training or validation image"
-        )
     if (own := found.get("cross_validation")) and not results.estimate("cross-validation"):
         lines.append(f"the head alone, cross-validated: accuracy {percent(own['top1'])}")
     return [*lines, *budget_lines(found.get("budget"))]

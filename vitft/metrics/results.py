@@ -304,7 +304,7 @@ class SolvedHeadResults(TypedDict, total=False):
 class FinalTestResults(Metrics):
     """Metrics of the final model on the test images, which influenced no decision."""
 
-    left_out: Natural  # number of test images that are identical to others, and excluded
+    left_out: Natural  # number of test images excluded, as copies of other images
 
 
 class RunResults(Metrics, SolvedHeadResults):

@@ -297,7 +297,8 @@ def evaluate(
     logits = torch.from_numpy(np.array([row.prediction.logits for row in scored]))
     labels = torch.tensor(np.array([index[row.label] for row in scored]))
     scores, truth = logits.double().numpy(), labels.numpy()
-    groups = number_groups([row.group for row in scored], range(len(scored)))
+    units = [row.group or known.units.get(row.sha256, "") for row in scored]
+    groups = number_groups(units, range(len(scored)))
     predictions += [_LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
     ece_before, temperature = _before_temperature(folder, scores, truth)
     rows = [row.prediction for row in predictions]

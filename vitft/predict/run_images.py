@@ -75,6 +75,7 @@ class RunImages:
         if self.manifest is not None and not self.manifest.labels:
             self.labels = {(r.sha256, self.manifest.classes[r.label]) for r in self.rows}
         self.groups = {row.sha256: row.group for row in self.rows if row.group}
+        self.units = {row.sha256: row.kept_together for row in self.rows if row.kept_together}
         self.train_groups = {row.group for row in self.rows if row.group and row.split == "train"}
         self.unread = {row.path for row in self.rows if row.split == "train"}
         self.fingerprinted: list[str] = []  # digests of images with a known fingerprint
@@ -129,8 +130,9 @@ class RunImages:
         The split is `train`, `val` or "". `group` is the name of the image's group as the run
         defines groups, or "". Bytes that must be decoded may raise an ImageError.
         """
-        if exact := self.splits.get(sha256, ""):
-            return exact, _TRAINED_NOTE if exact == "train" else ""
+        exact = self.splits.get(sha256, "")
+        if exact == "train":
+            return exact, _TRAINED_NOTE
         near: set[str] = set()
         if self.fingerprinted:
             image = decode(content, path, grey_range=self.grey_range).image
@@ -142,6 +144,8 @@ class RunImages:
                         near.add(self.splits[digest])
         if "train" in near:
             return "train", _COPY_NOTE
+        if exact:
+            return exact, ""
         if path in self.unread:
             return "train", _PATH_NOTE
         if group in self.train_groups:

@@ -254,7 +254,7 @@ class HeldOut:
 
 
 def _groups_of(rows: Sequence[Row]) -> Groups | None:
-    return number_groups([row.group for row in rows], (row.sha256 for row in rows))
+    return number_groups([row.unit for row in rows], (row.sha256 for row in rows))
 
 
 def read_split(run: Path) -> Images:

@@ -261,8 +261,8 @@ def _with_evaluation(run: Run) -> Run:
 
 
 def groups_of(digests: Sequence[str], runs: Sequence[Run]) -> Groups | None:
-    """Return the numbers (n,) of the user's groups of images, or None if the runs have none."""
-    names = {row.sha256: row.group for run in runs for row in run.rows if row.group}
+    """Return the numbers (n,) of the groups of images, or None if the runs have none."""
+    names = {row.sha256: row.unit for run in runs for row in run.rows if row.unit}
     return number_groups([names.get(digest, "") for digest in digests], digests)
 
 

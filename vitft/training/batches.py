@@ -87,9 +87,9 @@ class Dataset:
         """Return the group numbers (n,) of `rows`; the images of a group share a number."""
         return number_names(self.groups.get(row.sha256, row.sha256) for row in rows)
 
-    def user_groups(self, rows: Sequence[Row]) -> Groups | None:
-        """Return the numbers (n,) of the user's groups of `rows`, units of intervals, or None."""
-        return number_groups([row.group for row in rows], (row.sha256 for row in rows))
+    def units(self, rows: Sequence[Row]) -> Groups | None:
+        """Return the numbers (n,) of the groups that intervals count instead of `rows`, or None."""
+        return number_groups([row.unit for row in rows], (row.sha256 for row in rows))
 
     def decode(
         self,

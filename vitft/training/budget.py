@@ -205,7 +205,7 @@ def _compare(usual: Start, other: Start) -> StartTrial | None:
     data = usual.inputs.data
     rows, of_first, of_second = np.intersect1d(first[0], second[0], return_indices=True)
     images = [data.manifest.train[i] for i in rows.tolist()]
-    truth, groups = data.labels(images).cpu(), data.user_groups(images)
+    truth, groups = data.labels(images).cpu(), data.units(images)
     usual_logits, logits = first[1][of_first], second[1][of_second]
     usual_losses, losses = (
         _tempered_losses(some, truth.numpy()) for some in (usual_logits, logits)

@@ -42,6 +42,7 @@ from vitft.system.files import writing
 from vitft.training.batches import Dataset
 from vitft.training.loop import predict_logits
 from vitft.training.record import Fitted, ScoredImages
+from vitft.training.reports import near_copies
 from vitft.training.stages import representative_scores
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ def evaluate(fitted: Fitted) -> _Evaluated:
         manifest = data.manifest
         every, confirmed = _final_logits(fitted, manifest.val)
         rows, heads = distinct_rows(manifest.val), every[distinct_places(manifest.val)]
-        logits, labels, groups = heads[:, 0], data.labels(rows).cpu(), data.user_groups(rows)
+        logits, labels, groups = heads[:, 0], data.labels(rows).cpu(), data.units(rows)
         if heads.shape[1] > 1:  # the second head reads the last block
             top1 = fraction_right(are_right(heads[:, 1], labels))
             results = {**results, "head": {**results["head"], "last_block_top1": top1}}
@@ -141,7 +142,7 @@ def _calibrate(
         kept = [i for i, row in enumerate(rows.tolist()) if distinct[row].sha256 not in validated]
         own = [distinct[int(rows[i])] for i in kept]
         if own:
-            labels, groups = data.labels(own).cpu().numpy(), data.user_groups(own)
+            labels, groups = data.labels(own).cpu().numpy(), data.units(own)
             training = ScoredSet(logits[kept].double().numpy(), labels, groups)
     if training is not None and not are_comparable(validation, training):
         log.debug(
@@ -174,16 +175,20 @@ def _final_test(
 ) -> dict[str, FinalTestResults]:
     """Evaluate the model on the test images other than copies of other images, if any."""
     data = fitted.inputs.data
-    tested = {row.sha256 for row in data.manifest.test}
-    known = {r.sha256 for r in data.manifest.rows if r.split != "test" and r.sha256 in tested}
-    others = [row for row in data.manifest.test if row.sha256 not in known]
+    if not data.manifest.test:
+        return {}
+    copies = data.group.main_only(lambda: near_copies(fitted))
+    names = [copies.get(row.sha256, row.sha256) for row in data.manifest.test]
+    tested, own = {*names}, (r.sha256 for r in data.manifest.rows if r.split != "test")
+    known = {name for sha256 in own if (name := copies.get(sha256, sha256)) in tested}
+    pairs = zip(data.manifest.test, names, strict=True)
+    others = [row for row, name in pairs if name not in known]
     rows = distinct_rows(others)
     if not rows:
-        if data.manifest.test:
-            log.warning("the test images are not evaluated: all are copies of other images")
+        log.warning("the test images are not evaluated: all are copies of other images")
         return {}
     logits = _final_logits(fitted, rows)[0][:, 0]
-    labels, groups = data.labels(rows).cpu(), data.user_groups(rows)
+    labels, groups = data.labels(rows).cpu(), data.units(rows)
     scaled = logits.double().numpy() / temperature
     logits = _divided(logits, temperature) if outputs.several else logits
     measured = classification_metrics(logits, labels, outputs, groups=groups)

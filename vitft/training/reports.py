@@ -18,7 +18,7 @@ from vitft.check.folder import audit_images, audit_summary
 from vitft.data.arrays import PixelArray
 from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.fixes import settled_paths
-from vitft.data.image_table import Images, Row
+from vitft.data.image_table import Images, Row, distinct_rows
 from vitft.data.images import in_chunks, in_order, open_image, thumbnail_jpeg, thumbnail_size
 from vitft.data.transforms import measure_view
 from vitft.explain.attribution import relevance_map
@@ -85,19 +85,15 @@ def _audit_run(fitted: Fitted) -> AuditResults:
     """Return the contents of audit.json, from the inputs to the first stage of a run."""
     inputs, config = fitted.start.inputs, fitted.config
     data = inputs.data
-    groups: Mapping[str, str] = data.duplicates
     mislabels, probabilities = list[Mislabel](), dict[str, dict[str, float]]()
     if inputs.cut.pooled:
         scored = fitted.scored or _score_by_default_head(inputs, seed=config.train.seed)
-        if not config.data.group_duplicates:
-            pairs = _find_near_copies(data, scored.features, cache=config.train.cache)
-            groups = group_names([row.sha256 for row in data.distinct], pairs)
         if scored.held_out is not None:
             mislabels, probabilities = _check_labels(data, scored, scored.held_out)
     return audit_images(
         data.manifest,
         remarks=lambda row: row.odd,
-        groups=groups,
+        groups=near_copies(fitted),
         mislabels=mislabels,
         probabilities=probabilities,
         view=measure_view(data.transform, ((r.width, r.height) for r in data.manifest.rows)),
@@ -147,21 +143,37 @@ def _score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
     return ScoredImages(features=x, held_out=(rows[known], logits[known]))
 
 
-def _find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[IndexPair]:
-    """Return index pairs of near-duplicates among distinct images, given their features (n, D)."""
-    distinct = data.distinct
-    pairs = similar_images(features)
-    rows = sorted({row for pair in pairs for row in pair})
-    digests = [distinct[row].sha256 for row in rows]
-    fingerprints = Fingerprints(cache, data.transform.grey_range)
-    images = replace(data.manifest, rows=[distinct[row] for row in rows])
-    fingerprint_folder(images, fingerprints, max_pixels=data.max_pixels)
-    if {*digests} != {*fingerprints.by_digest}:
-        return []  # a file has changed since the start of the run
-    position = {row: i for i, row in enumerate(rows)}
-    table = fingerprints.table(digests)
-    copies = copies_among(table, [(position[one], position[other]) for one, other in pairs])
-    return [(rows[one], rows[other]) for one, other in copies]
+def near_copies(fitted: Fitted) -> Mapping[str, str]:
+    """Map the digests of near-duplicates, test images too, to groups, in the main process.
+
+    They are found once: for the split, or else by the features that the first stage has cached.
+    """
+    inputs, config = fitted.start.inputs, fitted.config
+    data = inputs.data
+    if fitted.copies is None and (config.data.group_duplicates or not inputs.cut.pooled):
+        fitted.copies = data.duplicates
+    if fitted.copies is None:
+        own = data.distinct
+        known = {row.sha256 for row in own}
+        test = [row for row in distinct_rows(data.manifest.test) if row.sha256 not in known]
+        pairs = similar_images(
+            fitted.scored.features if fitted.scored else inputs.last_features(own)
+        )
+        distinct = [*own, *test]
+        if test:
+            pairs += similar_images(inputs.last_features(distinct), since=len(own))
+        rows = sorted({row for pair in pairs for row in pair})
+        digests = [distinct[row].sha256 for row in rows]
+        fingerprints = Fingerprints(config.train.cache, data.transform.grey_range)
+        images = replace(data.manifest, rows=[distinct[row] for row in rows])
+        fingerprint_folder(images, fingerprints, max_pixels=data.max_pixels)
+        found = list[IndexPair]()
+        if {*digests} == {*fingerprints.by_digest}:  # no file has changed since the run started
+            position = {row: i for i, row in enumerate(rows)}
+            some = [(position[one], position[other]) for one, other in pairs]
+            found = copies_among(fingerprints.table(digests), some)
+        fitted.copies = group_names(digests, found)
+    return fitted.copies
 
 
 # reference distribution of the features, to detect out-of-distribution images ---------------------

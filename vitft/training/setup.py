@@ -266,7 +266,7 @@ def split_images(
     Some of the `listed` images may be unreadable.
     """
     group, spec = runtime.group, config.data
-    duplicates, former = dict[str, str](), None
+    former = None
     if spec.split == "time":  # the dates of a table, or else those that were read from the images
         given = {row.path: row.time for row in listed}
         dates = [given[row.path] or row.time for row in images.rows]
@@ -278,10 +278,7 @@ def split_images(
                 fix=f"fill in the column {images.dates}, or write all dates without a time zone",
             )
         images = images.with_column("time", dates)
-    if fingerprints is not None and spec.group_duplicates:
-        duplicates = group.main_only(fingerprints.duplicate_groups)
-        copies = count(len(duplicates), "image")
-        log.info(f"near-duplicates: {copies}. Each group is kept on one side of the split")
+    duplicates = _near_duplicates(images, fingerprints, spec, group)
     groups = joined_groups(images, duplicates)
     if note := joined_note(images, groups, duplicates):
         log.warning(note)
@@ -293,6 +290,9 @@ def split_images(
                 fix="use data that contains the validation images of that run, or remove --like",
             )
     manifest = split(images, spec, groups=groups, former=former, listed=listed)
+    if duplicates:
+        kept = [groups.get(row.sha256, "") for row in manifest.rows]
+        manifest = manifest.with_column("kept_together", kept)
     log_split(manifest)
     if spec.split == "time":
         log_dates(manifest)
@@ -317,6 +317,21 @@ def split_images(
         own_split=images.layout == "split",
         known_to_weights=train + val,
     )
+
+
+def _near_duplicates(
+    images: Images, fingerprints: Fingerprints | None, spec: DataSpec, group: ProcessGroup
+) -> Mapping[str, str]:
+    """Return the groups by digest of the near-duplicates to keep together, and log their number."""
+    if fingerprints is None or not spec.group_duplicates:
+        return {}
+    duplicates = group.main_only(fingerprints.duplicate_groups)
+    known = [(duplicates.get(row.sha256, ""), row.split) for row in images.rows]
+    sides = {one for one in known if one[0]}
+    together = ". Each group is kept on one side of the split"
+    together *= len(sides) == len({name for name, _ in sides})  # test images are never moved
+    log.info(f"near-duplicates: {count(len(duplicates), 'image')}{together}")
+    return duplicates
 
 
 def _former_split(

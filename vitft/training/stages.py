@@ -185,7 +185,7 @@ def _cross_validate_images(
         balanced=config.balances,
         seed=config.train.seed,
         groups=data.group_ids(data.distinct),
-        units=data.user_groups(data.distinct),
+        units=data.units(data.distinct),
         apart=apart if data.own_split else None,
     )
     results, held_out = scores or (None, None)
@@ -465,5 +465,5 @@ def validate(inputs: StageInputs, *, precision: str = "fp32") -> Metrics:
     """Return the metrics of the trained layers on the validation images."""
     data, rows = inputs.data, inputs.data.manifest.val
     logits = inputs.logits(rows, precision=precision)
-    labels, groups = data.labels(rows).cpu(), data.user_groups(rows)
+    labels, groups = data.labels(rows).cpu(), data.units(rows)
     return classification_metrics(logits, labels, data.manifest.outputs, groups=groups)

@@ -41,7 +41,6 @@ def turned(folder: Path) -> None:
             (f"mirrored/{path.parent.name}", changed["mirrored"]),
             (f"swapped/{other}", changed["mirrored"]),
             (f"rotated/{path.parent.name}", changed["rotated"]),
-            (f"smaller/{path.parent.name}", image.resize((120, 90))),
         ):
             (folder / place).mkdir(parents=True, exist_ok=True)
             saved.save(folder / place / path.name, quality=80)
@@ -91,6 +90,20 @@ def leaked_validation(folder: Path) -> None:
     """Copy a training image of each class to the validation images."""
     for name in ("cat", "dog"):
         shutil.copyfile(folder / "train" / name / "0.jpg", folder / "val" / name / "again.jpg")
+
+
+def saved_again(folder: Path) -> None:
+    """Save 20 scenes again in `mixed`, and in `data` as test images, with four others."""
+    scenes_folder(folder / "data/test", each=12)
+    for path in sorted((folder / "data/test").glob("*/?.jpg")):
+        for place in (
+            folder / "mixed" / path.parent.name,
+            folder / "data/train" / path.parent.name,
+        ):
+            place.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, place)
+        Image.open(path).resize((120, 90)).save(path, quality=80)
+        shutil.copy(path, folder / "mixed" / path.parent.name / f"{path.stem}_again.jpg")
 
 
 def arrows(folder: Path) -> None:
