@@ -110,6 +110,9 @@ def make_samples(samples: Samples, weights: Path) -> Iterator[None]:
     }.items():
         stdout_of(f"{line} --out {out}{machine}")
         samples.add_files(Path(out), RUN_FILES)
+    line = "finetune --data groups.csv --set data.split=random --weights trained --out again"
+    stdout_of(f"{line} --cache none --device cpu")
+    samples.add_files(Path("again"), RUN_FILES)
     yield
     checked = json.loads(stdout_of(f"check plants --format json --out checked{machine}"))
     several = stdout_of("check several.csv --set data.label=rust,scab --format json --out more")
@@ -228,6 +231,7 @@ def add_exports(samples: Samples) -> None:
     line = "export --run solved --preprocessing --transformers --out export --format json"
     samples.add("exported", json.loads(stdout_of(line)))
     stdout_of("export --run groups --transformers --out export-groups/transformers")
+    stdout_of("export --run again --transformers --out export-again/transformers")
     stdout_of("export --run several --onnx --out export-several/onnx")
     samples.add_files(Path("export/preprocessing"), {"preprocessing.json": "preprocessing"})
     for graph in sorted(Path().glob("export*/*/model.onnx")):

@@ -64,6 +64,20 @@ def test_12_bit_training_images_saved_in_another_format_are_left_out(
     assert images == data["validated"] == 4
 
 
+def test_images_that_trained_the_initial_weights_are_left_out(
+    photos: Path, run: Path, tmp_path: Path
+) -> None:
+    others = scenes_folder(tmp_path / "others", ("a", "b", *CLASSES))  # other scenes of each class
+    shutil.rmtree(others / "a")
+    shutil.rmtree(others / "b")
+    settings: dict[str, Any] = {"weights": {"keep_head": True}, "optim": {"solver": "lbfgs"}}
+    again = run_it(others, run, tmp_path / "two", **settings).run
+
+    images, data = judged(saved_again(photos, tmp_path / "again"), again)
+
+    assert (images, data["trained_copies"]) == (4, 16)
+
+
 def test_other_images_with_the_names_of_training_images_are_evaluated(
     run: Path, tmp_path: Path
 ) -> None:

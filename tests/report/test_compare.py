@@ -67,6 +67,18 @@ def test_images_that_fixes_relabelled_or_left_out_are_counted(tmp_path: Path) ->
     assert "data.fixes_digest" not in settings
 
 
+def test_images_that_trained_the_weights_of_a_run_are_not_compared(tmp_path: Path) -> None:
+    earlier = make_run(tmp_path / "earlier", held_back=2)
+    one, other = make_run(tmp_path / "one"), make_run(tmp_path / "other", seed=1)
+    text = (other / "config.toml").read_text().replace('"demo"', f'"{earlier}"')
+    (other / "config.toml").write_text(text.replace("keep_head = false", "keep_head = true"))
+
+    found = compared(one, other)
+
+    assert len(found.images) == 6  # of 12
+    assert "Excluded: 6 validation images on which the initial" in " ".join(found.limits)
+
+
 # the page -----------------------------------------------------------------------------------------
 
 

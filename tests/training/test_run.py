@@ -1,6 +1,7 @@
 """Whole runs: data and weights in, run directory out."""
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,30 @@ def test_images_of_a_run_with_a_frozen_backbone_are_new_to_its_weights(
     assert second.figures["cross_validation"] == first.figures["cross_validation"]
 
 
+def test_weights_are_those_of_a_run_from_another_folder_too_but_not_as_a_copied_file(
+    image_folder: Path,
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    solver = {"solver": "lbfgs"}
+    first = run_it(image_folder, tiny_weights, tmp_path / "one", train={"layers": "blocks:1"})
+    copied = tmp_path / "copy.safetensors"
+    shutil.copy(first.run / "model.safetensors", copied)
+    monkeypatch.chdir(tmp_path)
+    run_it(image_folder, Path("one"), tmp_path / "two", optim=solver)
+    monkeypatch.chdir(image_folder)
+
+    third = run_it(image_folder, tmp_path / "two", tmp_path / "three", optim=solver)
+    other = run_it(image_folder, copied, tmp_path / "four", optim=solver)
+
+    assert "cross_validation" not in {**third.figures, **other.figures}
+    assert "known_to_weights" not in third.figures  # the same images are held out
+    assert other.figures["known_to_weights"] is None
+    assert "not known which images were used to train the weights" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_images_that_trained_the_weights_are_not_taken_for_new_ones(
     image_folder: Path,
@@ -112,7 +137,9 @@ def test_images_that_trained_the_weights_are_not_taken_for_new_ones(
     assert not second.figures["calibration"].get("cross_validated")
     if seed:
         assert "images, " in printed
-        assert "of them for validation, so the accuracy on them says nothing about new" in printed
+        assert "of them held out, so the accuracy on them says nothing about new" in printed
+        assert second.results.on_known_images
+        assert not second.results.is_calibrated
         assert f". --like {first.run} holds out the images of that run" in printed
     else:
         assert (

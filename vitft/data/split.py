@@ -5,13 +5,12 @@ reference split, at least one image of each class with two or more images is hel
 images are kept on the same side of the split. No images are read.
 """
 
-import contextlib
 import hashlib
 import logging
 import os
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, compress, islice, pairwise, starmap
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from vitft.data.parts import Part
 from vitft.data.scan import class_table
 from vitft.data.table import base_folder
 from vitft.system.console import visible
-from vitft.system.errors import DataError, RunError
+from vitft.system.errors import DataError
 from vitft.system.rundir import RunDir, damaged_file
 from vitft.system.suggest import misspelt_name
 from vitft.system.text import count, labelled, listing
@@ -479,36 +478,6 @@ def _trained_only_note(have: Mapping[tuple[str, str], int], names: Sequence[str]
     if near := [(name, other) for name, other in found if other]:
         note += f". If {listing(f'{a!r} means {b!r}' for a, b in near)}, use {class_table(near)}"
     return note
-
-
-# images on which weights were trained, if they come from a run on this machine -------------------
-
-
-def run_of_weights(weights: str) -> Path:
-    """Return the folder of the run from which the weights (a folder or a file) come, if any."""
-    path = Path(weights).expanduser()
-    return path.parent if path.is_file() else path
-
-
-def images_of_weights(weights: str, *, head: bool = False) -> Set[str]:
-    """Return the digests of the images on which the backbone of a run (or its `head`) was trained.
-
-    The images of the run from whose weights it started are included. The result is empty if the
-    weights are not a run's, or if the split of the run cannot be read.
-    """
-    found, visited = set[str](), set[Path]()
-    with contextlib.suppress(RunError):
-        while weights and (run := run_of_weights(weights)) not in visited:
-            visited.add(run)
-            if (manifest := run_manifest(run)) is None:
-                break
-            config = read_run_config(run)  # after --budget, it has the settings that were chosen
-            if head or config.get("train", {}).get("layers", "head") != "head":
-                found |= {row.sha256 for row in manifest.train}
-            name = config.get("weights", {}).get("name")
-            head = head and bool(config.get("weights", {}).get("keep_head"))  # else it was replaced
-            weights = name if isinstance(name, str) else ""
-    return found
 
 
 # log messages about a split: a chart of the images per class, and warnings about leaks ------------

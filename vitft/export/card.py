@@ -262,6 +262,8 @@ def _evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> lis
     from huggingface_hub import EvalResult
 
     metrics: list[tuple[str, str, float | None, Interval | None]] = []
+    if trained.results.on_known_images:
+        return []
     part, on = "validation", row.compared_on
     if row.is_eight_bits:
         name = f"accuracy {'(all labels right) ' * row.several_labels}with 8-bit weights"

@@ -69,8 +69,13 @@ def estimate_text(one: Estimate) -> str:
 
 def how_measured(one: Estimate) -> str:
     """Return e.g. `, cross-validated on 1,200 images`, which can follow a value."""
-    crossed = ", cross-validated" * (one.kind == "cross-validation")
-    return f"{crossed} on {measured_on(one)}{', evaluated once' * (one.kind == 'test')}"
+    crossed, known = ", cross-validated" * (one.kind == "cross-validation"), one.known_to_weights
+    trained = ", some of which may have been used to train the initial weights" * (known is None)
+    if known:
+        verb = "was" if known == 1 else "were"
+        trained = f", {known:,} of which {verb} used to train the initial weights"
+    once = ", evaluated once" * (one.kind == "test")
+    return f"{crossed} on {measured_on(one)}{trained}{once}"
 
 
 def baseline_text(one: Estimate) -> str:
@@ -93,7 +98,8 @@ def headline_text(results: Results) -> str:
 
 def quoted_measure(one: Estimate) -> str:
     """Return what follows the value of the number to quote."""
-    return "of new images are classified correctly" if one.measure == "accuracy" else one.measure
+    is_new = one.measure == "accuracy" and one.known_to_weights == 0
+    return "of new images are classified correctly" if is_new else one.measure
 
 
 def weak_text(one: ClassEstimate) -> str:
@@ -230,7 +236,8 @@ def using(results: Results, place: str, file_time: float) -> str:
     accuracy = "accuracy unknown"
     if one := results.headline:
         before = " before rounding to 8 bits" if results.rounded else ""
-        accuracy = f"{one.measure} {rough_percent(one)}{before}"
+        known = how_measured(one) * (one in results.on_known_images)
+        accuracy = f"{one.measure} {rough_percent(one)}{before}{known}"
     when = f"file {age} old" if ended is None else f"trained {age} ago"
     text = f"Using {place} ({', '.join(filter(None, [results.data, when, accuracy]))})"
     if results.status:
@@ -413,22 +420,28 @@ def describe_start(found: StartTrial) -> str:
     )
 
 
-def already_trained(weights: str, images: int, validation: int, run: str) -> str:
+def already_trained(weights: str, images: int, held_out: int, run: str) -> str:
     """Return a warning that the weights were trained on this run's images.
 
     `run` is the run that trained them, as a word of a command.
     """
     where = f"the weights {weights} were trained on {images:,} of these images"
-    if validation:
+    if held_out:
         return (
-            f"{where}, {validation:,} of them for validation, so the accuracy on them says nothing "
-            f"about new images. --like {run} holds out the images of that run"
+            f"{where}, {held_out:,} of them held out, so the accuracy on them says nothing about "
+            f"new images. --like {run} holds out the images of that run"
         )
     return f"{where}, so cross-validation would say nothing about new images"
 
 
-def known_images_note(name: str, trained: int, images: int) -> str:
-    """Return the note on weights whose backbone was trained on some of the images."""
+def known_images_note(name: str, trained: int | None, images: int) -> str:
+    """Return the note on weights that were trained on some of the images, or on unknown images."""
+    if trained is None:
+        return (
+            f"it is not known which images were used to train {name}: if any are held out, the "
+            "accuracy on them says nothing about new images. To find out, pass the directory of "
+            "the run, with its split.csv"
+        )
     return (
         f"{name} was trained on {trained:,} of these {count(images, 'image')}, so its accuracies "
         "here say nothing about new images"

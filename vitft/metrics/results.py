@@ -216,7 +216,13 @@ class LearningCurvePoint(TypedDict):
     top1_interval: Interval
 
 
-class _Accuracy(LearningCurvePoint):
+class OnKnownImages(TypedDict, total=False):
+    """How many of the images the initial weights were trained on; None if this is not known."""
+
+    known_to_weights: Natural | None  # absent if it is 0
+
+
+class _Accuracy(LearningCurvePoint, OnKnownImages):
     """Accuracy of predictions for some images."""
 
     groups: NotRequired[AtLeastOne]  # (patients, videos, ...), which the intervals count instead
@@ -467,6 +473,8 @@ class Estimate:
     `evaluation` for those of `vitft evaluate`."""
     measure: Measure = "accuracy"
     baseline: Share | None = None  # of always predicting the largest class, or of random scores
+    known_to_weights: Natural | None = 0
+    """How many of the images the initial weights were trained on; None if this is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -525,10 +533,17 @@ class Results:
         """Whether the probabilities say how often an answer is right.
 
         They do in a finished run with one class per image that is better than guessing, if enough
-        images were scored.
+        images were scored that are new to the weights.
         """
         one, is_ended = self.headline, not self.status and not self.at_chance
-        return bool(is_ended and one and one.measure == "accuracy" and one.images >= _FEW_SCORED)
+        if self.on_known_images or not is_ended or one is None:
+            return False
+        return one.measure == "accuracy" and one.images >= _FEW_SCORED
+
+    @property
+    def on_known_images(self) -> tuple[Estimate, ...]:
+        """Estimates that say nothing about new images: the initial weights were trained on some."""
+        return tuple(one for one in self.estimates if one.known_to_weights != 0)
 
     @classmethod
     def of(cls, found: RunResults | None, environment: Mapping[str, Any] | None = None) -> Self:
@@ -575,7 +590,8 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as a JSON object; `docs/schemas/results.json` describes it."""
-        return asdict(self)
+        usual = ("known_to_weights", 0)
+        return asdict(self, dict_factory=lambda pairs: {k: v for k, v in pairs if (k, v) != usual})
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
@@ -619,6 +635,7 @@ def _estimate(
         kind=kind,
         measure=measure,
         baseline=found["majority"],
+        known_to_weights=found.get("known_to_weights", 0),
     )
 
 

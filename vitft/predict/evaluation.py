@@ -168,15 +168,18 @@ _MOST_NAMED = 10  # maximum number of unreadable files listed in the log
 
 
 def _warn_of_images(
-    predictions: Sequence[_LabelledPrediction], used: Mapping[str, Any], images: int
+    predictions: Sequence[_LabelledPrediction], used: Mapping[str, Any], images: int, unlisted: str
 ) -> None:
-    """Log which images are left out, and what biases the results of `images` scored ones."""
+    """Log which images are left out, and what biases the results of `images` scored ones.
+
+    `unlisted` are weights of which it is not known on which images they were trained, or "".
+    """
     if unreadable := [f"{row['path']}: {row['reason']}" for row in used["unreadable"]]:
         log.warning(f"skipped {listing(unreadable, _MOST_NAMED)}")
-    if used["trained"] is None:
+    if used["trained"] is None or unlisted:
         log.warning(
             "the model may have been trained on some of these images. This cannot be checked "
-            "because there is no split.csv next to the model"
+            f"because there is no split.csv next to {unlisted or 'the model'}"
         )
     noted = Counter(note for row in predictions for note in row.prediction.notes)
     for note, reason in LEFT_OUT.values():
@@ -327,7 +330,7 @@ def evaluate(
     if by is not None:
         values = accuracy_by([by[1][row.prediction.path] for row in scored], right, groups)
         results["by"] = {"column": by[0], "values": values}
-    _warn_of_images(predictions, results["data"], len(scored))
+    _warn_of_images(predictions, results["data"], len(scored), known.seen.unlisted)
     _warn_of_labels(data, predictions, known)
     return Evaluation(results=results, predictions=tuple(predictions))
 

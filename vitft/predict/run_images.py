@@ -22,6 +22,7 @@ from vitft.data.images import GreyRange, decode, read_bytes
 from vitft.data.scan import change_classes
 from vitft.data.table import base_folder, is_table
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.models.ancestry import WeightsImages, images_of_weights
 from vitft.models.card import sha256_of
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
@@ -70,10 +71,22 @@ class RunImages:
                     "folder",
                 )
             self.rows = (*self.manifest.val, *self.manifest.train)  # training rows take precedence
+        self.seen = WeightsImages()  # that trained the weights from which the run started
+        sources = list[Images]()
+        if self.manifest is not None:
+            sources.append(replace(self.manifest, rows=self.rows))
+        if self.config is not None:
+            data, weights = self.config.data, self.config.weights
+            root = base_folder(data_path(data.path, data.root), data.root)
+            self.seen = images_of_weights(weights.name, head=weights.keep_head)
+            sources = [*(replace(own, root=root) for own in sources), *self.seen.manifests]
+        self.sources: Sequence[Images] = sources  # the training images, and validation images
         self.splits = {row.sha256: row.split for row in self.rows}
-        self.labels = set[tuple[str, str]]()  # none of multi-label data
-        if self.manifest is not None and not self.manifest.labels:
-            self.labels = {(r.sha256, self.manifest.classes[r.label]) for r in self.rows}
+        self.splits |= dict.fromkeys(self.seen.digests, "train")
+        self.labels: dict[str, set[str]] = {}  # by digest; none of multi-label data
+        for images in sources:
+            for row in () if images.labels else images.rows:
+                self.labels.setdefault(row.sha256, set()).add(images.classes[row.label])
         self.groups = {row.sha256: row.group for row in self.rows if row.group}
         self.units = {row.sha256: row.kept_together for row in self.rows if row.kept_together}
         self.train_groups = {row.group for row in self.rows if row.group and row.split == "train"}
@@ -87,31 +100,33 @@ class RunImages:
         recognised.
         """
         self.grey_range, config = grey_range, self.config
+        total, read = sum(len(images.rows) for images in self.sources), set[str]()
         why = "the run has no config.toml, which names their folder"
-        if len(self.rows) > _MAX_COMPARED:
-            why = f"the run has {len(self.rows):,} images, more than {_MAX_COMPARED:,}"
-        elif config is not None and self.manifest is not None:
-            root = base_folder(data_path(config.data.path, config.data.root), config.data.root)
-            images = Images(root, self.manifest.classes, self.rows)
-            found = Fingerprints(config.train.cache, grey_range)
-            with console.Progress("reading the run's images", len(self.rows)) as progress:
-                fingerprint_folder(
-                    images, found, max_pixels=config.data.max_pixels, progress=progress.advance
-                )
-            self.fingerprinted = [digest for digest in self.splits if digest in found.by_digest]
+        if total > _MAX_COMPARED:
+            why = f"the run has {total:,} images, more than {_MAX_COMPARED:,}"
+        elif config is not None:
+            found, why = Fingerprints(config.train.cache, grey_range), ""
+            with console.Progress("reading the run's images", total) as progress:
+                for images in self.sources:
+                    fingerprint_folder(
+                        images, found, max_pixels=config.data.max_pixels, progress=progress.advance
+                    )
+            read = {*found.by_digest}
+            self.fingerprinted = [digest for digest in self.splits if digest in read]
             self.known = KnownImages(found.table(self.fingerprinted))
-            self.unread -= {row.path for row in self.rows if row.sha256 in found.by_digest}
-            why = f"their files in {root} are missing or have changed"
-        if self.unread:
-            log.warning(
-                f"near-duplicates of {count(len(self.unread), 'training image')} are not "
-                f"recognised: {why}"
-            )
+            self.unread -= {row.path for row in self.rows if row.sha256 in read}
+        for images in self.sources:
+            rows = images.where(images.column("split") == "train").rows
+            if lost := {row.path for row in rows if row.sha256 not in read}:
+                log.warning(
+                    f"near-duplicates of {count(len(lost), 'training image')} are not recognised: "
+                    f"{why or f'their files in {images.root} are missing or have changed'}"
+                )
 
     def has_other_label(self, sha256: str, label: str) -> bool:
         """Return whether a training image, given its digest, was trained with a different label."""
         is_trained = self.splits.get(sha256) == "train"
-        return is_trained and bool(self.labels) and (sha256, label) not in self.labels
+        return is_trained and label not in self.labels.get(sha256, {label})
 
     def group_of(self, path: str, sha256: str) -> str:
         """Return an image's group in the run, or the one that `data.group_by` finds in its path."""
@@ -140,7 +155,7 @@ class RunImages:
                 for i in self.known.copies_of(fingerprint):
                     digest = self.fingerprinted[i]
                     # an arrow to the left does not copy one to the right
-                    if turn == 0 or not self.labels or (digest, label) in self.labels:
+                    if turn == 0 or label in self.labels.get(digest, {label}):
                         near.add(self.splits[digest])
         if "train" in near:
             return "train", _COPY_NOTE

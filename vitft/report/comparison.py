@@ -363,7 +363,10 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
     common = [sha256 for sha256 in by_digest[0] if all(sha256 in other for other in by_digest[1:])]
     if not common:
         raise _nothing_shared(runs)
-    every = [tuple(table[sha256] for table in by_digest) for sha256 in common]
+    seen = set[str]().union(*(run.seen for run in runs))
+    every = [tuple(table[one] for table in by_digest) for one in common if one not in seen]
+    if not every:
+        raise _nothing_new(runs)
     images = [image for image in every if len({one.label for one in image}) == 1]
     names, letters = [run.name for run in runs], ascii_uppercase[: len(runs)]
     flags = [np.array([one[i].is_correct for one in images], bool) for i in range(len(runs))]
@@ -410,7 +413,7 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
         winner=next((run for run, won in wins.items() if won == len(runs) - 1), None),
         limits=[
             *[_OWN_LABELS] * any(pair.fixes for pair in pairs),
-            *_comparison_notes(runs, sizes, len(every), len(images)),
+            *_comparison_notes(runs, sizes, len(common), len(every), len(images)),
         ],
         power=power,
         next_step="" if runs[0].is_evaluation else step,
@@ -501,9 +504,22 @@ def _nothing_shared(runs: Sequence[Run]) -> UsageError:
         )
     return UsageError(
         f"cannot compare: no validation image is shared by all runs{differ}",
-        fix="evaluate each run on the same labelled photos, which no run has seen: "
-        f"{_evaluate_commands(runs)}",
+        fix=_evaluate_fix(runs),
     )
+
+
+def _nothing_new(runs: Sequence[Run]) -> UsageError:
+    """Return the error for runs whose shared validation images have all trained initial weights."""
+    return UsageError(
+        "cannot compare: the initial weights of a run were trained on all validation images that "
+        "the runs share",
+        fix=_evaluate_fix(runs),
+    )
+
+
+def _evaluate_fix(runs: Sequence[Run]) -> str:
+    commands = _evaluate_commands(runs)
+    return f"evaluate each run on the same labelled photos, which no run has seen: {commands}"
 
 
 def _evaluate_commands(runs: Sequence[Run]) -> str:
@@ -514,12 +530,13 @@ def _evaluate_commands(runs: Sequence[Run]) -> str:
 
 
 def _comparison_notes(
-    runs: Sequence[Run], sizes: Sequence[int], common: int, same: int
+    runs: Sequence[Run], sizes: Sequence[int], common: int, new: int, same: int
 ) -> list[str]:
     """Return sentences about the limits of the comparison, and of the numbers of each run.
 
-    `sizes` are the numbers of validation images of each run, `common` is that of shared images, and
-    `same` that of those with the same label.
+    `sizes` are the numbers of validation images of each run, `common` is that of shared images,
+    `new` that of those that did not train the initial weights of a run, and `same` that of those of
+    them with the same label.
     """
     results = [(letter, run.results) for letter, run in zip(ascii_uppercase, runs, strict=False)]
     kinds = ("relabelled", "left out", "added")
@@ -532,7 +549,7 @@ def _comparison_notes(
     is_crossed = all(found.estimate("cross-validation") for _, found in results)
     if len(runs) == 2 and is_crossed and not has_fixes:
         right, also_right, groups = _cross_validated_pairs(*runs)
-        if len(right) > common:
+        if len(right) > new:
             first, second = (int(flags.sum()) / len(flags) for flags in (right, also_right))
             p = p_equation(PairedDifference.of(right, also_right, groups).p)
             crossed = {"images": len(right), "first": first, "second": second, "p": p}
@@ -544,6 +561,7 @@ def _comparison_notes(
         sizes=sizes,
         shown_sizes=[f"{size:,}" for size in sizes],
         common=common,
+        new=new,
         same=same,
         data_changes=[*zip(ascii_uppercase[1:], changes, strict=False)],
         crossed=crossed,

@@ -10,7 +10,7 @@ import io
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,7 @@ from vitft.metrics.results import (
     RunResults,
     read_results,
 )
+from vitft.models.ancestry import images_of_weights
 from vitft.models.card import Card, parse_card
 from vitft.models.pretrained.catalog import weights_name
 from vitft.predict import validation
@@ -85,6 +86,12 @@ class Run:
             data=self.data_name,
             weights=weights_name(str(self.setting("weights", "name") or "")),
         )
+
+    @cached_property
+    def seen(self) -> Set[str]:
+        """Digests of the images on which the weights were trained from which the run started."""
+        name, head = (self.setting("weights", key) for key in ("name", "keep_head"))
+        return images_of_weights(str(name or ""), head=bool(head)).digests
 
     @property
     def accuracy(self) -> Estimate | None:
@@ -311,6 +318,8 @@ def read_run(path: Path) -> Run:
 # settings of a run: the command that repeats it, those that differ between runs, and digests ------
 
 _DECISIVE = ("train.layers", "train.augment", "optim.solver")  # other defaults depend on them
+_DIGESTS = {"data.fixes_digest": "data.fixes", "weights.sha256": "weights.name"}
+"""Mapping from digests of files to the settings that name the files."""
 _DIMENSIONS = (
     "patch_size", "width", "depth", "heads", "mlp_ratio", "norm", "pool", "convs", "registers"
 )  # fmt: skip
@@ -366,17 +375,23 @@ def _dotted(config: Mapping[str, Any]) -> dict[str, Any]:
 def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     """Return each setting that differs between runs, in alphabetical order, with its values.
 
-    The value is None in a run where the setting is unset or had no effect. The digest of the fixes
-    is left out if the runs name different tables of fixes.
+    The value is None in a run where the setting is unset or had no effect. The digests of the fixes
+    and of the weights are left out if the runs name different tables of fixes, or other weights.
     """
-    tables = [effective_settings(run.config) for run in runs]
+    tables = [_settings_of(run) for run in runs]
     rows = []
     for key in sorted({key for table in tables for key in table}):
         values = [table.get(key) for table in tables]
         if any(value != values[0] for value in values):
             rows.append((key, values))
-    has_fixes = any(key == "data.fixes" for key, _ in rows)
-    return [row for row in rows if not (has_fixes and row[0] == "data.fixes_digest")]
+    names = {key for key, _ in rows}
+    return [row for row in rows if _DIGESTS.get(row[0]) not in names]
+
+
+def _settings_of(run: Run) -> dict[str, Any]:
+    """Return the settings of a run that have an effect, and the digest of its weights, if known."""
+    digest = run.card.weights.get("sha256") if run.card else None
+    return effective_settings(run.config) | ({"weights.sha256": digest} if digest else {})
 
 
 def shown_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
@@ -387,7 +402,7 @@ def shown_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     weights or the images, the values come from the trained models.
     """
     rows = []
-    tables = [(effective_settings(run.config), _own_defaults(run)) for run in runs]
+    tables = [(_settings_of(run), _own_defaults(run)) for run in runs]
     for key, values in different_settings(runs):
         own = [(table[key], usual.get(key)) for table, usual in tables if key in table]
         if len(own) < len(runs) and all(value == usual == own[0][0] for value, usual in own):

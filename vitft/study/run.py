@@ -28,7 +28,6 @@ from vitft.data.images import (
     measure_grey_range,
     open_image,
 )
-from vitft.data.split import images_of_weights
 from vitft.data.transforms import EvalTransform
 from vitft.features.cache import default_folder, prune
 from vitft.features.extract import inspect_dataset, inspect_with, load_pipeline
@@ -46,6 +45,7 @@ from vitft.metrics.intervals import (
     student_t_quantile,
     wilson_interval,
 )
+from vitft.models.ancestry import images_of_weights
 from vitft.models.pretrained.catalog import RANDOM
 from vitft.report.html import filled
 from vitft.study.plan import BASELINES, Plan, fit_shots
@@ -256,11 +256,10 @@ def run_study(plan: Plan, config: Config, command: str) -> tuple[dict[str, Any],
         inspected = inspect_dataset(plan.folder, max_pixels=max_pixels, allow_bad=data.allow_bad)
     log_inspection(inspected)
     files = _unique_images(inspected)
-    known = dict.fromkeys(plan.sources, 0)  # on how many of the images each backbone was trained
+    known = dict[str, int | None]()  # on how many of the images each backbone was trained
     for name, weights in plan.sources.items():
-        trained = set() if name in BASELINES else images_of_weights(weights)
-        known[name] = sum(file.sha256 in trained for file in files)
-        if known[name]:
+        known[name] = 0 if name in BASELINES else images_of_weights(weights).count(files)
+        if known[name] != 0:
             log.warning(known_images_note(name, known[name], len(files)))
     plan, y = _fit_plan(plan, files), torch.tensor([file.label for file in files])
     splits = [

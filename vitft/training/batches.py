@@ -26,6 +26,8 @@ from vitft.features.cut import Cut, run_prefix
 from vitft.features.extract import Extractor
 from vitft.features.label_errors import number_names
 from vitft.metrics.intervals import Floats, Groups, number_groups
+from vitft.metrics.results import OnKnownImages
+from vitft.models.ancestry import WeightsImages
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.system.cores import usable_cores
@@ -55,7 +57,7 @@ class Dataset:
     duplicates: Mapping[str, str]  # names of the groups of near-duplicates, by digest
     groups: Mapping[str, str]  # groups for cross-validation by digest (see `fold_groups`)
     own_split: bool = False  # whether the data, and not vitft, names the validation images
-    known_to_weights: int = 0  # images on which the pretrained weights were trained
+    seen: WeightsImages = field(default_factory=WeightsImages)  # that trained the initial weights
     soft: Mapping[str, Floats] = field(default_factory=dict)
     """A teacher's class probabilities (C,) for the training images, by digest, if it has one."""
     soft_weight: float = 0.0  # in the targets, beside the labels
@@ -64,6 +66,11 @@ class Dataset:
     def distinct(self) -> Sequence[Row]:
         """One row for each distinct file of the training and validation images."""
         return distinct_rows(self.manifest.where(self.manifest.column("split") != "test").rows)
+
+    def known_to_weights(self, rows: Sequence[Row]) -> OnKnownImages:
+        """Return how many distinct images the initial weights were trained on, unless it is 0."""
+        number = self.seen.count(distinct_rows(rows))
+        return {} if number == 0 else {"known_to_weights": number}
 
     def labels(self, rows: Sequence[Row]) -> Tensor:
         """Return the targets on the device: class indices (n,), or 0 and 1 in float32 (n, C)."""

@@ -27,7 +27,7 @@ from vitft.data.split import check_folder_classes
 from vitft.data.table import TABLE_SUFFIXES, is_table
 from vitft.models.card import open_checkpoint
 from vitft.models.find import find_model
-from vitft.models.pretrained.catalog import check_weights_name, default_weights
+from vitft.models.pretrained.catalog import absolute_name, check_weights_name, default_weights
 from vitft.system import rundir
 from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import require_extra
@@ -248,6 +248,8 @@ def _changed_settings(
         )  # parsed, so that a size of 32 is not another than [32, 32]
         if key == "data.fixes" and new:
             new = str(Path(new).resolve())  # as the run writes it
+        if key == "weights.name":
+            old, new = absolute_name(old), absolute_name(new)
         if old != new:
             changed[key] = (old, new)
     return changed

@@ -194,7 +194,9 @@ def _final_test(
     measured = classification_metrics(logits, labels, outputs, groups=groups)
     single = temperature if isinstance(temperature, float) else None
     more = probability_metrics(scaled, labels, temperature=single, groups=groups)
-    return {"test": {**measured, **more, "left_out": len(data.manifest.test) - len(others)}}
+    left_out = len(data.manifest.test) - len(others)
+    found = {**measured, **more, "left_out": left_out, **data.known_to_weights(rows)}
+    return {"test": cast("FinalTestResults", found)}
 
 
 def _final_logits(fitted: Fitted, rows: Sequence[Row]) -> tuple[Tensor, int | None]:

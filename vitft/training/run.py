@@ -7,6 +7,7 @@ from pathlib import Path
 from vitft.config.run import Config
 from vitft.data.image_table import Images
 from vitft.metrics.results import Results, RunResults
+from vitft.models.pretrained.catalog import absolute_name
 from vitft.report.notebook import result_card
 from vitft.system.errors import RunError
 from vitft.training.budget import choose_layers, try_other_starts
@@ -108,6 +109,8 @@ def run_finetuning(
         if config.train.teacher:
             data = with_soft_targets(data, config)
         inputs = first_inputs(data, pipeline, features, config)
+        weights = replace(config.weights, name=absolute_name(config.weights.name))
+        config = replace(config, weights=weights)  # `latest` may change
         start = Start(config=config, pipeline=pipeline, report=report, inputs=inputs)
         start = try_other_starts(start, runtime)  # given a budget: e.g. a larger input size
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitft.config.run import Config, read_run_config, to_toml
-from vitft.config.sections import DataSpec, layers_text
+from vitft.config.sections import DataSpec, WeightsSpec, layers_text
 from vitft.data.arrays import data_path
 from vitft.data.duplicates import KnownImages
 from vitft.data.fixes import apply_fixes
@@ -27,13 +27,11 @@ from vitft.data.split import (
     check_folder_classes,
     draw,
     first_part,
-    images_of_weights,
     joined_groups,
     joined_note,
     log_dates,
     log_split,
     run_manifest,
-    run_of_weights,
     split,
 )
 from vitft.data.table import base_folder, is_table
@@ -51,9 +49,10 @@ from vitft.features.extract import (
     read_several_blocks,
 )
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
-from vitft.messages.results import already_trained
+from vitft.messages.results import already_trained, known_images_note
 from vitft.metrics.classification import are_right, fraction_right
 from vitft.metrics.results import BudgetResults
+from vitft.models.ancestry import WeightsImages, images_of_weights, run_of_weights
 from vitft.models.card import Provenance
 from vitft.models.pretrained.catalog import canonical_name
 from vitft.models.pretrained.load import LoadReport
@@ -298,14 +297,6 @@ def split_images(
         log_dates(manifest)
     if config.train.sampling == "balanced":
         log.info(_describe_epoch([row.label for row in manifest.train], manifest.classes))
-    weights = config.weights.name  # of a run, perhaps
-    known = images_of_weights(weights, head=config.weights.keep_head)
-    train, val = (
-        sum(row.sha256 in known for row in rows) for rows in (manifest.train, manifest.val)
-    )
-    if train + val:
-        run = shell_quote(str(run_of_weights(weights)))
-        log.warning(already_trained(weights, train + val, val, run))
     return Dataset(
         manifest=manifest,
         transform=pipeline.transform,
@@ -315,7 +306,7 @@ def split_images(
         duplicates=duplicates,
         groups=_fold_groups(manifest, groups, duplicates),
         own_split=images.layout == "split",
-        known_to_weights=train + val,
+        seen=_seen_by_weights(config.weights, manifest),
     )
 
 
@@ -332,6 +323,18 @@ def _near_duplicates(
     together *= len(sides) == len({name for name, _ in sides})  # test images are never moved
     log.info(f"near-duplicates: {count(len(duplicates), 'image')}{together}")
     return duplicates
+
+
+def _seen_by_weights(spec: WeightsSpec, manifest: Images) -> WeightsImages:
+    """Return the images that trained the weights; log how many of them the run has, if any."""
+    weights, seen = spec.name, images_of_weights(spec.name, head=spec.keep_head)
+    if number := seen.count(manifest.rows):
+        held_out = seen.count([*manifest.val, *manifest.test]) or 0
+        run = shell_quote(str(run_of_weights(weights)))
+        log.warning(already_trained(weights, number, held_out, run))
+    elif number is None:
+        log.warning(known_images_note(f"the weights {weights}", None, len(manifest.rows)))
+    return seen
 
 
 def _former_split(
@@ -514,20 +517,15 @@ def with_soft_targets(data: Dataset, config: Config) -> Dataset:
         folder = run_of_weights(name)
         log.info(labelled("Teacher", f"{folder}, right about {same} of the training images"))
         held_out = [*data.manifest.val, *data.manifest.test]
-        seen = images_of_weights(name, head=True)
-        number = sum(row.sha256 in seen for row in held_out)
-        if number:
+        if number := images_of_weights(name, head=True).count(held_out):
             log.warning(
                 f"the teacher was trained on {number:,} of "
                 f"{count(len(held_out), 'held-out image')}, so the accuracy on them says nothing "
                 f"about new images. --like {shell_quote(str(folder))} holds out the images of "
                 "that run"
             )
-        elif not seen:
-            log.warning(
-                "it is not known which images the teacher was trained on: if any are held out, the "
-                "accuracy on them says nothing about new images"
-            )
+        elif number is None:
+            log.warning(known_images_note("the teacher", None, len(held_out)))
     soft = (logits / _TEMPERATURE).softmax(dim=1).numpy()
     by_digest = {row.sha256: one for row, one in zip(rows, soft, strict=True)}
     return replace(data, soft=by_digest, soft_weight=config.train.teacher_weight)

@@ -201,7 +201,8 @@ def _stands_for_new_images(data: Dataset, config: Config) -> bool:
     It does not if the weights have seen the images, if the model is not fitted as its heads are, or
     if the question is how good the answers to later images are: its folds mix the dates.
     """
-    return not (data.known_to_weights or config.train.views or config.data.split == "time")
+    is_new = data.seen.count(data.distinct) == 0
+    return is_new and not config.train.views and config.data.split != "time"
 
 
 def representative_scores(fitted: Fitted) -> ScoredImages | None:
@@ -466,4 +467,5 @@ def validate(inputs: StageInputs, *, precision: str = "fp32") -> Metrics:
     data, rows = inputs.data, inputs.data.manifest.val
     logits = inputs.logits(rows, precision=precision)
     labels, groups = data.labels(rows).cpu(), data.units(rows)
-    return classification_metrics(logits, labels, data.manifest.outputs, groups=groups)
+    metrics = classification_metrics(logits, labels, data.manifest.outputs, groups=groups)
+    return {**metrics, **data.known_to_weights(rows)}

@@ -27,6 +27,7 @@ from vitft.models.vit_config import SIZES, frozen_blocks
 from vitft.system.cores import usable_cores
 from vitft.system.errors import UsageError, WeightsError
 from vitft.system.files import INDEX_SUFFIX, WEIGHT_SUFFIXES, resource, weight_format
+from vitft.system.rundir import run_path
 from vitft.system.suggest import near_path, path_fix, suggest
 from vitft.system.tensors import read_header
 from vitft.system.text import count, duration, listing, shell_quote
@@ -369,7 +370,7 @@ def default_weights(images: int, *, device: str) -> tuple[str, str]:
     from huggingface_hub import constants
 
     choices = [one for one in recommendations() if one.default]
-    cached = [one for one in choices if _is_cached(one)]
+    cached = [one for one in choices if cached_file(one)]
     if not cached and constants.is_offline_mode():
         raise UsageError(
             "no weights given, none of the default weights are in the cache, and HF_HUB_OFFLINE is "
@@ -396,15 +397,17 @@ def cached_alternatives(name: str) -> list[CatalogEntry]:
     recommended ones, all are listed.
     """
     better = itertools.takewhile(lambda one: one.name != name, reversed(recommendations()))
-    return [entry for entry in better if entry.terms == "open" and _is_cached(entry)]
+    return [entry for entry in better if entry.terms == "open" and cached_file(entry)]
 
 
-def _is_cached(entry: CatalogEntry) -> bool:
-    """Return whether the hub's local cache contains the file of an entry."""
+def cached_file(entry: CatalogEntry) -> Path | None:
+    """Return the file of an entry in the hub's local cache, or None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
+    if not entry.repo:
+        return None  # a bundled file
     found = try_to_load_from_cache(entry.repo, entry.file, revision=entry.revision)
-    return isinstance(found, str)
+    return Path(found) if isinstance(found, str) else None
 
 
 _FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".gguf", ".zip", ".tar")
@@ -482,6 +485,15 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
             ),
         )
     return find_entry(name)  # raises an error that suggests similar names
+
+
+def absolute_name(name: str) -> str:
+    """Return the absolute path of local weights, without `latest`, or the given name of others."""
+    path = run_path(name)
+    is_local = file_and_part(path)[0].exists() and name != "none"
+    if not is_local or canonical_name(name) in entries_by_name():
+        return name
+    return str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
 
 
 def _weights_in_folder(path: Path) -> Path:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from vitft.config.run import Config
 from vitft.config.sections import TrainSpec, WeightsSpec
-from vitft.data.image_table import Images, Row
+from vitft.data.image_table import Images, Row, distinct_rows
 from vitft.data.images import GreyRange, check_any_readable, log_inspection, measure_grey_range
 from vitft.data.mistaken import check_is_folder
-from vitft.data.split import images_of_weights
 from vitft.data.walk import Walk, by_suffix, unused_notes
 from vitft.messages.results import known_images_note
+from vitft.models.ancestry import images_of_weights
 from vitft.models.pretrained.text import prompt_head, text_tower
 from vitft.predict.embeddings import load_features
 from vitft.system.cores import usable_cores
@@ -101,8 +101,8 @@ def load_pool(
     files: dict[str, list[str]] = {}
     for file in inspected.rows:
         files.setdefault(file.sha256, []).append(file.path)
-    known = images_of_weights(run or weights)
-    if trained := sum(digest in known for digest in files):
+    trained = images_of_weights(run or weights).count(distinct_rows(inspected.rows))
+    if trained != 0:
         log.warning(known_images_note(run or weights, trained, len(files)))
     x = features([*files])
     logits = None
