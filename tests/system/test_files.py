@@ -27,6 +27,13 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     assert refused.value.errno == errno.EFBIG
 
 
+def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    with pytest.raises(OSError, match="not a regular file"):
+        read_regular(tmp_path / "pipe", limit=5)
+
+
 @pytest.mark.parametrize("content", ["a\u00e4", b"a\xc3\xa4", [b"a", memoryview(b"\xc3\xa4")]])
 def test_a_file_is_replaced_as_a_whole(
     tmp_path: Path, content: str | bytes | list[bytes | memoryview]
