@@ -75,13 +75,6 @@ def test_lists_and_tables_stand_apart_from_the_text_before_them(page: Path) -> N
             pytest.fail(f"needs an empty line above it: {line}")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_links_of_the_pages_also_work_in_the_repository(page: Path) -> None:
-    links = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", page.read_text())
-
-    assert not [link for link in links if not (page.parent / link).exists()]
-
-
 def test_every_figure_of_the_chart_is_recorded_in_the_notebook() -> None:
     chart = runpy.run_path(str(ROOT / "docs" / "chart.py"))
     page = (ROOT / "benchmarks" / "notebook" / "speed.md").read_text()
@@ -89,13 +82,6 @@ def test_every_figure_of_the_chart_is_recorded_in_the_notebook() -> None:
     for _, seconds, percent in chart["RACES"]:
         assert re.search(rf"\| {seconds} \|.*\| {percent} \|", page)
     assert chart["chart"]() == (ROOT / "docs" / "speed.svg").read_text()
-
-
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_benchmarks_that_a_page_names_exist(page: Path) -> None:
-    modules = re.findall(r"python -m (benchmarks[\w.]*\w)", page.read_text())
-
-    assert not [m for m in modules if not (ROOT / f"{m.replace('.', '/')}.py").exists()]
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=["README.md", *IDS])

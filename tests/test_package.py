@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from tests.support.children import ended, python
-from vitft.config import config_from_table, read_recipe, read_toml
-from vitft.system import resource
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -216,20 +214,6 @@ def test_nothing_in_the_package_can_run_foreign_code() -> None:
 # what describes the package ----------------------------------------------------------------------
 
 
-RECIPES = sorted(resource("recipes").glob("*.toml"))
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
-def test_every_recipe_parses_and_states_a_measured_claim(path: Path) -> None:
-    table = read_toml(path)
-
-    assert set(table["recipe"]) == {"what", "for_whom", "command", "expected", "time"}
-    assert f"--recipe {path.stem}" in table["recipe"]["command"]
-    assert "measured" not in str(table["recipe"]).lower()  # "not measured", "to be measured"
-    config_from_table(read_recipe(path.stem))
-    assert len(RECIPES) <= 10
-
-
 def test_the_architecture_page_names_every_package() -> None:
     page = (ROOT / "ARCHITECTURE.md").read_text()
     packages = {p.name for p in (ROOT / "vitft").iterdir() if (p / "__init__.py").exists()}
@@ -240,7 +224,7 @@ def test_the_architecture_page_names_every_package() -> None:
 
 PAGES = ["ARCHITECTURE.md", "README.md", "CONTRIBUTING.md", *(
     str(path.relative_to(ROOT))
-    for folder in ("benchmarks", "maintainers")
+    for folder in ("benchmarks", "docs", "maintainers")
     for path in sorted((ROOT / folder).rglob("*.md"))
 )]  # fmt: skip
 
@@ -252,7 +236,7 @@ def test_files_that_a_page_names_exist(page: str) -> None:
         r"`((?:vitft|docs|weights|recipes|benchmarks|maintainers|tests)/[\w./-]*)`", text
     )
     links = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text)
-    modules = re.findall(r"python -m (benchmarks[\w.]*)", text)
+    modules = re.findall(r"python -m (benchmarks[\w.]*\w)", text)
 
     assert not [path for path in paths if not (ROOT / path).exists()]
     assert not [link for link in links if not ((ROOT / page).parent / link).exists()]

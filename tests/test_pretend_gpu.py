@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.models.test_timm_model import random_model, saved
 from tests.support.pretend_gpu import pretend_gpu
+from tests.training.test_distributed import figures
 from tests.training.test_run import run_it
 from vitft.config import OptimSpec
 from vitft.explain import Method, explain, load_run_model
@@ -23,11 +24,6 @@ from vitft.training import Batch, Trainer
 pytestmark = pytest.mark.long
 
 FREEZE = ["head", "blocks:1", "lora", "all", "head,all"]
-
-
-def figures(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "eval.json").read_text())
-    return found
 
 
 def settings(layers: str, **train: Any) -> dict[str, dict[str, Any]]:

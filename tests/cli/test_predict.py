@@ -129,38 +129,28 @@ def test_a_killed_job_is_resumed_to_the_same_bytes(photos: list[str]) -> None:
     assert not part.exists()
 
 
-def test_processes_that_resume_with_another_model_are_refused(
+def test_processes_that_resume_with_another_model_other_images_or_batches_are_refused(
     photos: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = [*photos, "--out", "o.csv"]
+    common = [*photos, "--dtype", "fp32", "--out", "o.csv"]
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     assert predict(*common) == 0
-    assert predict(*common, "--resume", "--top-k", "2") == 5
-    assert "it was begun with --top-k 1, not 2" in capsys.readouterr().err
+    for words, reason in (
+        ([*common, "--top-k", "2"], "it was begun with --top-k 1, not 2"),
+        ([*photos[:3], *common[len(photos) :]], "but the request has fewer images"),
+        ([*photos, *photos, *common], "but the request has more images"),
+        ([*common, "--engine", "numpy"], "it was begun with batch size "),
+    ):
+        assert predict(*words, "--resume") == 5
+        assert reason in capsys.readouterr().err
+        assert not Path("o.csv").exists()
     assert predict(*common, "--resume") == 0
     monkeypatch.setenv("RANK", "1")
     assert predict(*common, "--resume", "--tta") == 5
     assert predict(*common) == 0
 
     assert sorted(path.name for path in Path().glob("o.csv*")) == ["o.csv"]
-
-
-def test_a_part_is_merged_only_with_parts_of_the_same_images_and_batches(
-    photos: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    common = ["--dtype", "fp32", "--out", "o.csv"]
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    assert predict(*photos, *common) == 0
-
-    assert predict(*photos[:3], *common, "--resume") == 5
-    assert "but the request has fewer images" in capsys.readouterr().err
-    assert predict(*photos, *photos, *photos, *common, "--resume") == 5
-    assert "but the request has more images" in capsys.readouterr().err
-    assert predict(*photos, *common, "--resume", "--engine", "numpy") == 5
-    assert "it was begun with batch size " in capsys.readouterr().err
-    assert not Path("o.csv").exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no locks")

@@ -52,11 +52,16 @@ NAMED = {("data", "path"), ("weights", "name")}
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_command_of_a_recipe_is_valid(
+def test_a_recipe_states_a_measured_claim_and_a_valid_command(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = read_toml(resource("recipes") / f"{name}.toml")["recipe"]["command"].split()
+    about = read_toml(resource("recipes") / f"{name}.toml")["recipe"]
+    command = about["command"].split()
 
+    assert set(about) == {"what", "for_whom", "command", "expected", "time"}
+    assert "measured" not in str(about).lower()  # "not measured", "to be measured"
+    assert f"--recipe {name}" in about["command"]
+    assert len(RECIPES) <= 10
     assert command[:2] == ["vitft", "finetune"]
     assert main([*command[1:], "--dry-run"]) in (0, 3)  # 3: the data is missing

@@ -7,25 +7,17 @@ import numpy as np
 import pytest
 import torch
 
+from tests.explain.test_explain import random_model
 from vitft.explain import attention_distance, patch_filters, position_similarity, trace_attention
-from vitft.models import VisionTransformer, ViTConfig
-
-
-def random_vit(config: ViTConfig) -> VisionTransformer:
-    torch.manual_seed(0)
-    model = VisionTransformer(config).eval()
-    for name, tensor in model.named_parameters():
-        if "norm" not in name:
-            torch.nn.init.normal_(tensor, std=0.3)
-    return model
+from vitft.models import ViTConfig
 
 
 @pytest.mark.parametrize("fields", [{}, {"registers": 2}, {"pool": "mean", "class_token": False}])
 @torch.no_grad()
 def test_attention_distance_is_the_mean_length_of_the_looks_of_a_head(
-    tiny_config: ViTConfig, fields: dict[str, Any]
+    fields: dict[str, Any],
 ) -> None:
-    model = random_vit(replace(tiny_config, image_size=(8, 16), **fields))
+    model = random_model(image_size=(8, 16), depth=2, **fields)
     batches = [torch.randn(2, 3, 8, 16), torch.randn(1, 3, 8, 16)]
 
     distance, count = attention_distance(model, batches)
@@ -58,8 +50,8 @@ def test_similarity_of_positions_is_their_cosine(tiny_config: ViTConfig, prefix:
     assert found[1, 3, 0, 2] == pytest.approx(cosine, abs=1e-5)
 
 
-def test_filters_are_the_principal_components_of_the_projection(tiny_config: ViTConfig) -> None:
-    model = random_vit(tiny_config)
+def test_filters_are_the_principal_components_of_the_projection() -> None:
+    model = random_model(depth=2)
     rows = model.patch_embed.proj.weight.detach().flatten(1).double().numpy()
 
     pictures, fractions = patch_filters(model)

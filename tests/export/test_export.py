@@ -17,7 +17,7 @@ from vitft.data import open_image
 from vitft.export import EXPORT_FORMATS, Exported, export_run, plan_export
 from vitft.models import Provenance, TimmConfig, load_classifier
 from vitft.predict import Predictor
-from vitft.system import EXTRA_LIBRARIES, RunError, UsageError, atomic_folder
+from vitft.system import EXTRA_LIBRARIES, RunError, UsageError
 
 PRETRAINED = "vit_tiny_patch16_224.augreg_in21k"
 HOSTILE = ("=1+1;\u202e\x1b[31m\"'", "a|b`*_<b>x</b>\n# c", "ünïcødé 🌷 {{x}} --- ")
@@ -199,19 +199,6 @@ def test_transformers_prepares_images_as_the_run_does(
 
 
 # nothing half, nothing overwritten, nothing wrong -------------------------------------------------
-
-
-def test_files_that_appear_meanwhile_are_kept(tmp_path: Path) -> None:
-    def export_slowly() -> None:
-        with atomic_folder(tmp_path / "export") as fresh:
-            (fresh / "new").write_text("new")
-            (tmp_path / "export").mkdir()
-            (tmp_path / "export" / "thesis.txt").write_text("years of work")
-
-    with pytest.raises(RunError, match="cannot write"):
-        export_slowly()
-
-    assert [p.name for p in tmp_path.rglob("*")] == ["export", "thesis.txt"]
 
 
 # the door -----------------------------------------------------------------------------------------

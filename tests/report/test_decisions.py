@@ -232,17 +232,3 @@ def test_the_saved_table_repeats_the_fixes_that_the_run_applied(tmp_path: Path) 
     assert "also contains 1 earlier decision" in check_harmless(html).text
     assert "which cannot be shown here" in changed.text
     assert "has changed" in changed.text
-
-
-# findings ----------------------------------------------------------------------------------------
-
-
-def copies(*paths: str, kind: str = "near", parts: str = "", **flags: bool) -> dict[str, Any]:
-    """Return a group of duplicates in the train (t), validation (v) or test (e) part."""
-    names = {"t": "train", "v": "val", "e": "test"}
-    members = [
-        {"path": path, "label": "daisy", "split": names[part]}
-        for path, part in zip(paths, parts or "t" * len(paths), strict=True)
-    ]
-    usual = {"across_split": False, "labels_differ": False}
-    return {"kind": kind, "members": members, **usual, **flags}

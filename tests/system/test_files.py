@@ -86,17 +86,25 @@ def test_a_folder_appears_complete_or_not_at_all(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["new"]
 
 
-def test_an_empty_folder_is_replaced_and_a_used_one_is_not(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "mine").touch()
+def test_an_empty_folder_is_replaced_and_one_that_is_or_gets_used_is_not(tmp_path: Path) -> None:
+    def use(name: str) -> None:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").touch()
 
-    for name in ("empty", "used"):
+    (tmp_path / "empty").mkdir()
+    use("used")
+    errors: dict[str, str] = {}
+
+    for name in ("empty", "used", "later"):
         try:
             with atomic_folder(tmp_path / name) as folder:
                 (folder / "x").touch()
-        except RunError:
-            assert name == "used"
+                if name == "later":
+                    use(name)
+        except RunError as error:
+            errors[name] = str(error)
 
-    assert [path.name for path in (tmp_path / "empty").iterdir()] == ["x"]
-    assert [path.name for path in (tmp_path / "used").iterdir()] == ["mine"]
+    assert [*errors] == ["used", "later"]
+    assert all("cannot write" in text for text in errors.values())
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*/*"))
+    assert found == ["empty/x", "later/mine", "used/mine"]

@@ -36,6 +36,12 @@ def test_shards_and_batch_slices_cover_everything_once() -> None:
     assert [item for piece in pieces for item in piece] == items
     assert [len(piece) for piece in pieces] == [4, 4, 3]
     assert [len(range(1)[team.batch_slice(1)]) for team in teams] == [1, 0, 0]
+    shards = [list(ProcessGroup(rank, 2).shard(items, 3)) for rank in range(2)]
+    assert shards == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10]]  # runs of three stay together
+    assert list(ProcessGroup().shard(items, 3)) == items
+    assert ProcessGroup().main_only(lambda: 5) == 5
+    assert ProcessGroup().gather(5) == [5]
+    assert not ProcessGroup(1, 2).is_main
 
 
 def test_a_restart_does_not_read_the_addresses_of_its_dead_predecessors(
@@ -105,18 +111,6 @@ def test_every_process_gets_the_values_of_all(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_main_process_may_work_alone_for_longer_than_the_time_limit(tmp_path: Path) -> None:
     assert [found["long"] for found in collected(tmp_path, limit=20.0)] == [0, 0, 0]
-
-
-def test_runs_of_a_unit_are_in_the_same_shard() -> None:
-    items = list(range(11))
-
-    shards = [list(ProcessGroup(rank, 2).shard(items, 3)) for rank in range(2)]
-
-    assert shards == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10]]
-    assert list(ProcessGroup().shard(items, 3)) == items
-    assert ProcessGroup().main_only(lambda: 5) == 5
-    assert ProcessGroup().gather(5) == [5]
-    assert not ProcessGroup(1, 2).is_main
 
 
 def test_separate_runs_that_srun_started_are_noted(

@@ -18,6 +18,8 @@ from vitft.predict import Predictor, thumb_name
 from vitft.system import ResourceError
 from vitft.training import Result
 
+SOLVED = {"solver": "lbfgs", "l2": 1.0}
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -38,9 +40,8 @@ def mislabel(root: Path, *, every: int) -> None:
 
 def run_on(home: Path, name: str, data: Path | None = None) -> Result:
     exact = {"precision": "fp32", "cache": str(home / "cache")}
-    solved = {"solver": "lbfgs", "l2": 1.0}
     weights = home / "w.safetensors"
-    return run_it(data or home / "data", weights, home / name, optim=solved, train=exact)
+    return run_it(data or home / "data", weights, home / name, optim=SOLVED, train=exact)
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +135,6 @@ def test_eval_json_always_describes_the_weights_beside_it(home: Path) -> None:
     removed = FailPoints(home / "again", calls.index("unlink eval.json"), "EIO")
     with removed, pytest.raises(ResourceError, match=r"eval\.json"):
         run_on(home, "again")
-
-
-SOLVED = {"solver": "lbfgs", "l2": 1.0}
 
 
 @pytest.fixture

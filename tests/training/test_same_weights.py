@@ -1,6 +1,5 @@
 """A resumed run uses the weights that it began with, or is refused."""
 
-import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.training_data import file_digest
 from tests.training.test_stages import outcome
 from vitft.cli.main import main
 from vitft.models import Provenance, load_checkpoint, save_checkpoint
@@ -23,10 +23,6 @@ def words(few: Path) -> list[str]:
     return ["finetune", "--data", str(few), *trained]
 
 
-def sha256_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def change(weights: Path) -> None:
     """Write other numbers of the same names and shapes."""
     state, card = load_checkpoint(weights)
@@ -36,7 +32,7 @@ def change(weights: Path) -> None:
 def test_weights_that_were_replaced_since_the_start_are_refused(
     words: list[str], tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, before = tmp_path / "run", sha256_of(tiny_weights)
+    run, before = tmp_path / "run", file_digest(tiny_weights)
     words += ["--weights", str(tiny_weights), "--out", str(run)]
     assert main([*words, "--max-time", "0.001s"]) == 0
     kept = tiny_weights.read_bytes()
@@ -46,7 +42,7 @@ def test_weights_that_were_replaced_since_the_start_are_refused(
 
     assert capsys.readouterr().err.endswith(
         f"vitft: error: the weights {tiny_weights} have changed since the start of the run (sha256 "
-        f"was {before[:12]} and is now {sha256_of(tiny_weights)[:12]})\n"
+        f"was {before[:12]} and is now {file_digest(tiny_weights)[:12]})\n"
         "  fix: restore the original weights, or start a new run\n"
     )
     tiny_weights.write_bytes(kept)
@@ -69,7 +65,7 @@ def test_a_run_is_resumed_with_the_commit_that_it_began_with(
         asked.append(entry.revision)
         commit = entry.revision if entry.revision in (OLD, NEW) else newest
         path = old if commit == OLD else new
-        return path, {"name": name, "source": name, "revision": commit, "sha256": sha256_of(path)}
+        return path, {"name": name, "source": name, "revision": commit, "sha256": file_digest(path)}
 
     monkeypatch.setattr("vitft.models.pretrained.weights.fetch", fetch)
     words += ["--weights", name]

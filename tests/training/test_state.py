@@ -87,15 +87,6 @@ def test_a_damaged_state_is_renamed_and_the_one_before_is_used(
         assert "damaged" in capsys.readouterr().err
 
 
-def test_damaged_states_alone_are_an_error(tmp_path: Path) -> None:
-    saved(tmp_path, 1)
-    for path in tmp_path.iterdir():
-        path.write_bytes(b"")
-
-    with pytest.raises(RunError, match=r"all training states in .* are damaged"):
-        newest_state(tmp_path)
-
-
 @pytest.mark.parametrize(
     "change",
     [

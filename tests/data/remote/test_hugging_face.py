@@ -10,8 +10,9 @@ import pytest
 
 from tests.conftest import draw_folder
 from tests.data.remote.test_copies import figures, split_by_digest, train
+from tests.data.remote.test_samples import scanned
 from vitft.config import DataSpec
-from vitft.data import Images, prepare_data, read_bytes, scan
+from vitft.data import prepare_data, read_bytes
 from vitft.system import DataError
 
 datasets = pytest.importorskip("datasets", reason="needs the extra `sources`")
@@ -34,11 +35,6 @@ def write_parquet(folder: Path, images: Path, *, split: str = "train", **columns
     folder.mkdir(parents=True, exist_ok=True)
     data.to_parquet(str(folder / f"{split}-00000-of-00001.parquet"))
     return folder
-
-
-def scanned(data: str, **settings: str) -> Images:
-    spec = DataSpec(**settings)  # type: ignore[arg-type]
-    return scan(prepare_data(data, spec), spec)
 
 
 def test_parquet_files_are_the_folder_they_were_made_of(

@@ -2,8 +2,6 @@
 
 import functools
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,11 +21,9 @@ from vitft.models import (
     ViTConfig,
     architecture_config,
     catalog_entries,
-    check_weights_name,
     find_entry,
     save_checkpoint,
 )
-from vitft.system import WeightsError
 
 PUBLISHED = [entry for entry in catalog_entries() if entry.repo]
 TIMMS = [entry for entry in PUBLISHED if entry.repo.startswith("timm/")]
@@ -112,33 +108,6 @@ def test_a_short_name_means_what_timm_means_by_it(entry: CatalogEntry) -> None:
     is_default = default is not None and default.tag == tag
     assert (short in entry.aliases) == is_default
     assert find_entry(entry.repo) is entry
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("vit_base_patch16_rpn_224.sw_in1k", r"unsupported layers \(ResPostBlock\)"),
-        ("timm/vit_small_patch16_rope_mixed_224.naver_in1k", "unsupported layers"),
-        ("swin_tiny_patch4_window7_224", "swin_transformer in timm"),
-    ],
-)
-def test_a_tower_that_is_not_a_plain_vit_is_refused_with_the_reason(name: str, reason: str) -> None:
-    known = name.removeprefix("timm/")
-    with pytest.raises(WeightsError, match=f"does not support {known}: .*{reason}") as caught:
-        check_weights_name(name)
-
-    assert f"use timm:{known} " in caught.value.fix
-
-
-def test_names_are_checked_without_torch_and_without_the_hub_client() -> None:
-    code = (
-        "import sys; from vitft.models.pretrained.catalog import check_weights_name as check;"
-        "check('vit_base_patch16_224_in21k'); print({'torch', 'huggingface_hub'} & {*sys.modules})"
-    )
-
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout == "set()\n"
 
 
 @pytest.mark.parametrize("licence", ["cc-by-nc-4.0", "dinov3-license"])

@@ -121,7 +121,6 @@ def shaped(name: str, *shape: int) -> Callable[[dict[str, Tensor]], dict[str, Te
     ("damage", "facts", "problem", "fix"),
     [
         (without("norm.bias"), {}, "missing: norm.bias", "incomplete or edited"),
-        (without("blocks.0."), {}, "block 0 is missing", "incomplete"),
         (without("blocks."), {}, "block 0 is missing from the weights, which have 0", ""),
         (without("pos_embed"), {}, "rotary position embeddings, but their settings", "config.json"),
         (without("fc2.weight"), {}, "blocks.0.mlp.fc2.weight is missing", "2 dimensions"),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,20 +47,32 @@ def test_an_old_jx_file_keeps_its_pre_logits_or_drops_them(tmp_path: Path, image
     assert not dropped(images).any()  # a zero head
 
 
+DINOV2 = {"init_values": 1e-5, "reg_tokens": 4, "no_embed_class": True, "num_classes": 0}
+
+
+@pytest.mark.parametrize(
+    ("side", "size", "options", "positions"),
+    [
+        (64, (96, 160), {}, "4x4 -> 6x10, bicubic"),
+        (112, (48, 80), DINOV2, "7x7 -> 3x5, bicubic"),
+    ],
+)
 @torch.no_grad()
-def test_another_image_size_computes_what_timm_computes(tmp_path: Path) -> None:
-    small = random_timm("vit_tiny_patch16_224", 64, **SMALL)
-    save_file(small.state_dict(), tmp_path / "model.safetensors")
+def test_another_image_size_computes_what_timm_computes(
+    tmp_path: Path, side: int, size: tuple[int, int], options: dict[str, Any], positions: str
+) -> None:
+    known = random_timm("vit_tiny_patch16_224", side, **SMALL, **options)
+    save_file(known.state_dict(), tmp_path / "model.safetensors")
     write_timm_config(tmp_path, model_args={"num_heads": 4})
-    images = torch.randn(2, 3, 96, 160)
+    images = torch.randn(2, 3, *size)
 
-    large = random_timm("vit_tiny_patch16_224", (96, 160), **SMALL)
-    large.load_state_dict(checkpoint_filter_fn(small.state_dict(), large))
-    ours, report = load_pretrained(tmp_path, image_size=(96, 160))
+    theirs = random_timm("vit_tiny_patch16_224", size, **SMALL, **options)
+    theirs.load_state_dict(checkpoint_filter_fn(known.state_dict(), theirs))
+    ours, report = load_pretrained(tmp_path, image_size=size)
 
-    assert (ours(images) - large(images)).abs().max() <= 1e-5
-    assert report.positions == "4x4 -> 6x10, bicubic"
-    assert report.transform.image_size == (96, 160)
+    assert (ours(images) - theirs(images)).abs().max() <= 1e-5
+    assert report.positions == positions
+    assert report.transform.image_size == size
 
 
 @torch.no_grad()
@@ -87,22 +100,6 @@ def test_metas_own_dinov2_file_is_what_timm_makes_of_it(tmp_path: Path, images: 
 
     assert torch.allclose(ours(images), theirs(images), atol=1e-5)
     assert "mask_token (1, 192)" in report.dropped
-
-
-@torch.no_grad()
-def test_a_dinov2_at_another_size_computes_what_timm_computes(tmp_path: Path) -> None:
-    options = {"init_values": 1e-5, "reg_tokens": 4, "no_embed_class": True, "num_classes": 0}
-    large = random_timm("vit_tiny_patch16_224", 112, **SMALL, **options)
-    save_file(large.state_dict(), tmp_path / "model.safetensors")
-    write_timm_config(tmp_path, model_args={"num_heads": 4})
-    small = random_timm("vit_tiny_patch16_224", (48, 80), **SMALL, **options)
-    small.load_state_dict(checkpoint_filter_fn(large.state_dict(), small))
-    images = torch.randn(1, 3, 48, 80)
-
-    ours, report = load_pretrained(tmp_path, image_size=(48, 80))
-
-    assert (ours(images) - small(images)).abs().max() <= 1e-5
-    assert report.positions == "7x7 -> 3x5, bicubic"
 
 
 @pytest.mark.parametrize("names", [("fc1", "fc2"), ("w12", "w3")], ids=["timm", "Meta"])

@@ -60,6 +60,7 @@ TOWERS = {
     "DINOv2 giant": lambda: dinov2(use_swiglu_ffn=True),
     "CLIP": clip,
     "SigLIP 2": siglip,
+    "SigLIP 2 NaFlex": siglip2,
 }
 
 
@@ -74,9 +75,12 @@ def images_of(height: int, width: int) -> Tensor:
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [*((name, (32, 32)) for name in TOWERS), ("DINOv3", (40, 16))],
+    [
+        *((name, (32, 32)) for name in TOWERS), ("DINOv3", (40, 16)),
+        ("SigLIP 2 NaFlex", (16, 40)), ("SigLIP 2 NaFlex", (64, 24)),
+    ],
     ids=lambda value: value if isinstance(value, str) else f"{value[0]}x{value[1]}",
-)
+)  # fmt: skip
 @torch.no_grad()
 def test_a_tower_of_transformers_gives_the_same_features(
     name: str, size: tuple[int, int], tmp_path: Path
@@ -84,24 +88,13 @@ def test_a_tower_of_transformers_gives_the_same_features(
     theirs, images = randomised(TOWERS[name]()), images_of(*size)
 
     ours, report = load_pretrained(write_tower(theirs, tmp_path), image_size=size)
-    expected = theirs(images).pooler_output
+    inputs = naflex_inputs(images) if "NaFlex" in name else {"pixel_values": images}
+    expected = theirs(**inputs).pooler_output
 
     assert report.flavour == "hf"
-    assert (ours(images) - expected).abs().max() <= 1e-6 * max(1, float(expected.abs().max()))
-
-
-@pytest.mark.parametrize("size", [(32, 32), (16, 40), (64, 24)])
-@torch.no_grad()
-def test_siglip2_naflex_gives_the_same_features_for_any_fixed_grid(
-    size: tuple[int, int], tmp_path: Path
-) -> None:
-    theirs, images = randomised(siglip2()), images_of(*size)
-
-    ours, report = load_pretrained(write_tower(theirs, tmp_path), image_size=size)
-    expected = theirs(**naflex_inputs(images)).pooler_output
-
-    assert ours.config.pool == "map"
-    assert ("bilinear" in report.positions) == (size != (32, 32))
+    if "NaFlex" in name:
+        assert ours.config.pool == "map"
+        assert ("bilinear" in report.positions) == (size != (32, 32))
     assert (ours(images) - expected).abs().max() <= 1e-6 * max(1, float(expected.abs().max()))
 
 
