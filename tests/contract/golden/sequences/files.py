@@ -140,8 +140,8 @@ def all_predictions() -> Iterator[str]:
         f"{FINETUNE} several --data several.csv --set data.label=rust,scab --cache none",
     ))  # fmt: skip
     for run, options in (
-        ("one", ""), ("one", "--top-k 3 --threshold 0.9"), ("one", "--precision 0.7"), ("one", "--tta"),
-        ("several", ""), ("several", "--threshold 0.9"),
+        ("one", ""), ("one", "--top-k 3 --threshold 0.9"), ("one", "--precision 0.7"),
+        ("one", "--tta"), ("several", ""), ("several", "--threshold 0.9"),
     ):  # fmt: skip
         for suffix in ("csv", "jsonl", "parquet", "xlsx"):
             out = Path(f"out.{suffix}")
