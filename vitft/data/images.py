@@ -474,7 +474,7 @@ def reason_for(error: BaseException, kind: str, data: bytes) -> str:
     if is_sound or kind in ("AVIF", "HEIC"):  # whose libraries often do not tell the two apart
         text = re.sub(f"^unsupported:? ({kind} )?", "", text, flags=re.I)
         state = "unsupported" if is_sound else "truncated, damaged or unsupported"
-        return f"{state} {kind} ({text[:50]}): save it as 8-bit PNG, in grey or RGB"
+        return f"{state} {kind} ({text[:36]}): save it as 8-bit PNG, in grey or RGB"
     has_detail = text and not isinstance(error.__cause__ or error, _INTERNAL_ERRORS)
     return f"damaged {kind} ({text[:80]})" if has_detail else f"damaged {kind}"
 

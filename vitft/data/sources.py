@@ -242,7 +242,8 @@ def _listed_sources(
             if images is None:
                 images, taken = ImagesBelow(home or os.curdir), {one for one, _ in again()}
             meant = images.only_fit(entry)
-            if meant and taken.isdisjoint((meant, home + meant, os.path.abspath(home + meant))):  # noqa: PTH100
+            names = {meant, home + meant, os.path.abspath(home + meant)} - {entry}  # noqa: PTH100
+            if meant and taken.isdisjoint(names):
                 if not is_told:
                     is_told, example = True, f"{visible(home + meant)} for {visible(entry)}"
                     log.info(f"files with nearly the same path are used instead, e.g. {example}")
