@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -43,10 +43,14 @@ from vitft.system.text import percent
 _NUM_NOISE_IMAGES = 8  # number of noise images that are compared if there are no validation images
 
 
-Sample = tuple[Image.Image, int | Flags, str]
-"""An image for comparing predictions, its label and its group. The label is a class index, for
-multi-label data one flag per label (C,), or -1 for noise images. The group is its name, or the
-digest of an image without one; it is empty if no image has a group."""
+class Sample(NamedTuple):
+    """An image for comparing predictions."""
+
+    image: Image.Image
+    label: int | Flags
+    """Class index, or for multi-label data one flag per label (C,); -1 for noise images."""
+    group: str
+    """Name of the group, or the digest of an image without one; empty if no image has a group."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +180,7 @@ class TrainedRun:
         # Noise images have different heights and are at least as large as the input.
         for i in range(_NUM_NOISE_IMAGES if is_empty else 0):
             pixels = random.integers(0, 256, (height + 3 * i, width + 20, 3), dtype=np.uint8)
-            yield Image.fromarray(pixels), -1, ""
+            yield Sample(Image.fromarray(pixels), -1, "")
 
     def num_comparison_images(self, count: int) -> int:
         """Return how many images `comparison_images` yields unless files have changed."""
@@ -197,7 +201,7 @@ class TrainedRun:
             with contextlib.suppress(ImageError):
                 if hashlib.sha256(read_bytes(path)).hexdigest() == row.sha256:
                     image = open_image(path, grey_range=grey_range)
-                    yield image, target, (row.unit or row.sha256) * has_groups
+                    yield Sample(image, target, (row.unit or row.sha256) * has_groups)
 
     @cached_property
     def of_last_block(self) -> "TrainedRun":
