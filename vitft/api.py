@@ -74,6 +74,7 @@ from vitft.predict.pictures import (
 )
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.request import PREDICT_DTYPES, Marks
+from vitft.predict.threshold import marking
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor, open_engine
 from vitft.report.notebook import Explanation, Predictions, trained_card
 from vitft.report.run_page import report_of_new_run
@@ -447,7 +448,7 @@ class Trained:
             confidence=confidence,
             coverage=coverage,
         )
-        postprocess = replace(self.postprocess, top_k=top_k).marking(marks, self.folder)
+        postprocess = marking(replace(self.postprocess, top_k=top_k), marks, self.folder)
         pipeline = Pipeline(self.engine, postprocess, keep_views=True)
         predictions, loading = Predictions(), self._loading(images)
         first = [*islice(loading, PREDICT_BATCH_SIZE + 1)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vitft.metrics import Outputs
-from vitft.predict import Marks, Postprocess, Scores, SetLimits
+from vitft.predict import Marks, Postprocess, Scores, SetLimits, marking
 from vitft.system import RunDir, RunError, write_json
 
 
@@ -99,8 +99,8 @@ def test_the_probabilities_of_true_classes_belong_to_a_run(tmp_path: Path) -> No
     postprocess = Postprocess(outputs=Outputs.of(("cat", "dog")))
 
     with pytest.raises(RunError, match=r"does not belong to split\.csv"):
-        postprocess.marking(Marks(coverage=0.9), tmp_path)
+        marking(postprocess, Marks(coverage=0.9), tmp_path)
     RunDir(tmp_path).write_arrays("validation.npz", logits=arrays["logits"])
-    found = postprocess.marking(Marks(coverage=0.9), tmp_path)
+    found = marking(postprocess, Marks(coverage=0.9), tmp_path)
 
     assert found.set_limits == pytest.approx([1 / (1 + np.exp(-2))] * 2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vitft.metrics import Outputs, softmax
-from vitft.predict import ClassTree, Marks, Postprocess, Scores, level_covers
+from vitft.predict import ClassTree, Marks, Postprocess, Scores, level_covers, marking
 from vitft.system import RunDir, RunError, write_json
 
 CLASSES = ("bat", "cat", "dog", "frog")
@@ -109,7 +109,7 @@ def test_each_level_has_a_threshold_from_validation_and_cross_validated_images(
     marks = Marks(precision=0.9, tree=str(tmp_path / "tree.csv"))
 
     with caplog.at_level(logging.INFO):
-        found = Postprocess(outputs=Outputs.of(CLASSES)).marking(marks, run)
+        found = marking(Postprocess(outputs=Outputs.of(CLASSES)), marks, run)
 
     assert found.tree is not None
     top, pets, cats = found.tree.thresholds
@@ -131,4 +131,4 @@ def test_thresholds_need_the_logits_of_all_held_out_images(tmp_path: Path, tree:
     marks = Marks(precision=0.9, tree=str(tmp_path / "tree.csv"))
 
     with pytest.raises(RunError, match="has no logits of its cross-validated images"):
-        Postprocess(outputs=Outputs.of(CLASSES)).marking(marks, run)
+        marking(Postprocess(outputs=Outputs.of(CLASSES)), marks, run)

@@ -64,6 +64,7 @@ def _serve_command(args: argparse.Namespace) -> int:
     checkpoint = find_model(args.run, graphs=True)
     with heavy_imports(loading_step(args.run)):
         from vitft.predict.postprocess import Postprocess
+        from vitft.predict.threshold import marking
         from vitft.predict.torch_engine import open_engine
     from vitft.serve.app import make_app
     from vitft.serve.batching import BatchQueue, request_log
@@ -73,9 +74,8 @@ def _serve_command(args: argparse.Namespace) -> int:
         request_log.setLevel(logging.DEBUG)
     with listen(args.host, args.port) as bound, Stopper() as stopper:
         engine = open_engine(args.run, args.device)
-        postprocess = Postprocess.for_run(
-            args.run, engine, top_k=len(engine.outputs.classes)
-        ).marking(marks, checkpoint.parent)
+        postprocess = Postprocess.for_run(args.run, engine, top_k=len(engine.outputs.classes))
+        postprocess = marking(postprocess, marks, checkpoint.parent)
         postprocess.announce()
         app = make_app(BatchQueue(engine, postprocess, limits), access)
         if not is_loopback(args.host):

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from vitft.models.card import TIMM_VITS, timm_modules
-from vitft.models.pretrained.catalog import similar_models
 from vitft.models.pretrained.convert import (
     SidecarFacts,
     from_timm_names,
@@ -32,6 +31,7 @@ from vitft.models.vit_config import (
     ViTConfig,
     as_pair,
     may_have,
+    similar_models,
 )
 from vitft.system.errors import UsageError, WeightsError
 from vitft.system.text import listing

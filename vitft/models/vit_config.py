@@ -9,7 +9,7 @@ Touvron et al. 2021 (DeiT), 2012.12877, and Steiner et al. 2021 (AugReg), 2106.1
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self, get_args
 
@@ -18,6 +18,7 @@ from msgspec import Meta
 from vitft.config.sections import Side
 from vitft.system.errors import UsageError
 from vitft.system.structure import Natural, check_ranges
+from vitft.system.suggest import suggest
 from vitft.system.tensors import TensorFacts
 from vitft.system.text import count
 
@@ -46,6 +47,8 @@ SIZES: Mapping[str, _NamedSize] = {
     "large": _NamedSize(1024, 24, 16, (14, 16, 32)),
     "huge": _NamedSize(1280, 32, 16, (14, 16)),
 }
+SIZE_LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+"""Letters of the sizes in the notation of papers, such as ViT-B/16."""
 STEMS: Mapping[str, tuple[tuple[int, ...], int]] = {
     "r_s16_p8": ((), 32),  # despite "s16": root of stride 4, patches of 8 cells
     "r26_s32": ((2, 2, 2, 2), 32),
@@ -53,6 +56,18 @@ STEMS: Mapping[str, tuple[tuple[int, ...], int]] = {
     "r50_s32": ((3, 4, 6, 3), 32),
 }
 """Bottlenecks per stage, and patch side in pixels, keyed by the middle part of the model name."""
+
+
+def similar_models(name: str, known: Iterable[str]) -> list[str]:
+    """Return up to five names of models that were probably meant, the most similar ones first.
+
+    `name` may be as in papers (ViT-B/16), in torchvision or on the hub (google/vit-base-patch16).
+    """
+    text = re.sub(r"[^a-z0-9./]+", "_", name.lower())
+    sizes = {letter.lower(): size for size, letter in SIZE_LETTERS.items()} | {"t": "tiny"}
+    short = re.match(r"(vit|deit3?)_(ti|[tsblh])[_/]?(\d+)(?![0-9])", text)
+    full = f"{short[1]}_{sizes[short[2]]}_patch{short[3]}" if short else text.rpartition("/")[2]
+    return suggest(full, known, cutoff=0, inside=True, most=5)
 
 
 def frozen_blocks(layers: str, depth: int) -> int | None:

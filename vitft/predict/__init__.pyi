@@ -18,6 +18,7 @@ from .threshold import certain_cover as certain_cover
 from .threshold import choose_label_thresholds as choose_label_thresholds
 from .threshold import choose_threshold as choose_threshold
 from .threshold import level_covers as level_covers
+from .threshold import marking as marking
 from .threshold import needed_images as needed_images
 from .threshold import smallest_cover as smallest_cover
 from .torch_engine import Predictor as Predictor

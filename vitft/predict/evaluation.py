@@ -40,6 +40,7 @@ from vitft.predict.postprocess import Postprocess, answer_groups
 from vitft.predict.request import Marks
 from vitft.predict.rows import NOT_SURE, Prediction, format_csv_cell
 from vitft.predict.run_images import LEFT_OUT, RunImages
+from vitft.predict.threshold import marking
 from vitft.predict.torch_engine import open_engine
 from vitft.predict.tree import ClassTree
 from vitft.system import console
@@ -290,7 +291,7 @@ def evaluate(
     index: Mapping[str, Any] = {name: number for number, name in enumerate(classes)}
     if several:  # 0 or 1 per label (C,)
         index = dict(zip(data.classes, membership(data.classes, classes), strict=True))
-    postprocess = Postprocess.for_run(run, engine).marking(marks or Marks(), folder)
+    postprocess = marking(Postprocess.for_run(run, engine), marks or Marks(), folder)
     postprocess.announce()
     pipeline = Pipeline(engine, replace(postprocess, tree=None))  # the answers are classes
     predictions = _score_labelled(data, pipeline, known, index, run_groups)

@@ -24,6 +24,7 @@ from vitft.predict.output import check_finished, check_output, predict_to_file
 from vitft.predict.postprocess import Postprocess, answer_groups
 from vitft.predict.request import FORMAT_OF_SUFFIX, PredictRequest
 from vitft.predict.rows import Prediction, RowFormat, Tally, text_lines
+from vitft.predict.threshold import marking
 from vitft.system import console
 from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import heavy_imports
@@ -77,7 +78,7 @@ def run_prediction(
     )
     form = _row_format(request, engine.outputs.classes if engine.outputs.several else ())
     postprocess = Postprocess.for_run(request.run, engine, top_k=request.top_k)
-    postprocess = postprocess.marking(request, checkpoint.parent)
+    postprocess = marking(postprocess, request, checkpoint.parent)
     draws = pictures is not None
     pipeline = Pipeline(engine, postprocess, keep_views=draws, mirror=request.tta, web=web)
 

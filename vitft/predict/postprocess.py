@@ -28,7 +28,6 @@ from vitft.metrics.results import Results, RunResults, read_results
 from vitft.models.card import sha256_of
 from vitft.models.find import find_model, model_files
 from vitft.models.pretrained.catalog import canonical_name, weights_name
-from vitft.predict.request import Marks
 from vitft.predict.rows import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
 from vitft.predict.tree import ClassTree
 from vitft.system.errors import RunError
@@ -110,47 +109,6 @@ class Postprocess:
             place=place,
             file_time=checkpoint.stat().st_mtime,
         )
-
-    def marking(self, marks: Marks, run: Path) -> Self:
-        """Return a copy that marks predictions below a threshold as `not sure`.
-
-        A multi-label model assigns the labels from the threshold on instead. For a precision, the
-        thresholds are chosen from the held-out predictions in the folder `run` (see
-        `choose_threshold`), and so are the limits of prediction sets (see `choose_set_limits`) and
-        the thresholds of the levels of a tree (see `choose_level_thresholds`).
-        """
-        threshold, found = marks.threshold or 0.0, self
-        for option in ("confidence", "coverage", "tree"):
-            if getattr(marks, option) is not None:
-                self.outputs.require_one_class(f"--{option}")
-        if marks.coverage is not None:
-            from vitft.predict.threshold import choose_set_limits  # imports this module
-
-            limits, text = choose_set_limits(run, marks.coverage)
-            log.info(text)
-            found = replace(self, set_limits=limits)
-        if marks.tree is not None:
-            tree = ClassTree.read(Path(marks.tree), self.outputs.classes)
-            equal = (threshold,) * len(tree.nodes) if threshold else ()
-            found = replace(found, tree=replace(tree, thresholds=equal))
-        outputs, classes = self.outputs, self.outputs.classes
-        if outputs.several:
-            each = (threshold,) * len(classes) if threshold else outputs.thresholds
-            if marks.precision is not None:
-                from vitft.predict.threshold import choose_label_thresholds
-
-                each = choose_label_thresholds(run, marks.precision, classes)
-            return replace(self, outputs=replace(outputs, thresholds=each))
-        if marks.precision is None:
-            return replace(found, threshold=threshold)
-        from vitft.predict.threshold import choose_level_thresholds, choose_threshold
-
-        chosen = choose_threshold(run, marks.precision, confidence=marks.confidence)
-        log.info(str(chosen))
-        if found.tree is not None:
-            levels = choose_level_thresholds(run, marks.precision, found.tree, chosen.value)
-            found = replace(found, tree=replace(found.tree, thresholds=levels))
-        return replace(found, threshold=chosen.value)
 
     @property
     def run_name(self) -> str:

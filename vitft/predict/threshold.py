@@ -12,9 +12,9 @@ requested precision.
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -30,12 +30,21 @@ from vitft.metrics.intervals import (
     design_effect,
     log_factorials,
 )
+from vitft.predict.postprocess import Postprocess
+from vitft.predict.request import Marks
 from vitft.predict.tree import ClassTree
-from vitft.predict.validation import HeldOut
 from vitft.system.errors import UsageError
 from vitft.system.text import count, listing, percent, requested_percent
 
+if TYPE_CHECKING:
+    from vitft.predict.validation import HeldOut
+
 log = logging.getLogger(__name__)
+
+_STATE_THRESHOLD = (
+    "run `vitft predict --run RUN --precision P IMAGE` with the run directory, which states the "
+    "threshold, and pass it here as --threshold"
+)
 
 _SPARE_MISTAKES = 1.0
 """The requested precision must allow this many mistakes in addition to the e expected ones. Without
@@ -89,6 +98,38 @@ class Threshold:
         return f"{text}{self.images}, {percent(self.expected)} expected from the probabilities"
 
 
+def marking(postprocess: Postprocess, marks: Marks, run: Path) -> Postprocess:
+    """Return a copy that marks predictions below a threshold as `not sure`.
+
+    A multi-label model assigns the labels from the threshold on instead. For a precision or a
+    coverage, thresholds are chosen from the held-out predictions in the folder `run`.
+    """
+    outputs, threshold = postprocess.outputs, marks.threshold or 0.0
+    for option in ("confidence", "coverage", "tree"):
+        if getattr(marks, option) is not None:
+            outputs.require_one_class(f"--{option}")
+    if outputs.several:
+        each = (threshold,) * len(outputs.classes) if threshold else outputs.thresholds
+        if marks.precision is not None:
+            each = choose_label_thresholds(run, marks.precision, outputs.classes)
+        return replace(postprocess, outputs=replace(outputs, thresholds=each))
+    tree, limits = None, postprocess.set_limits
+    if marks.coverage is not None:
+        limits, text = choose_set_limits(run, marks.coverage)
+        log.info(text)
+    if marks.tree is not None:
+        tree = ClassTree.read(Path(marks.tree), outputs.classes)
+        tree = replace(tree, thresholds=(threshold,) * len(tree.nodes) if threshold else ())
+    if marks.precision is not None:
+        chosen = choose_threshold(run, marks.precision, confidence=marks.confidence)
+        log.info(str(chosen))
+        threshold = chosen.value
+        if tree is not None:
+            levels = choose_level_thresholds(run, marks.precision, tree, threshold)
+            tree = replace(tree, thresholds=levels)
+    return replace(postprocess, threshold=threshold, set_limits=limits, tree=tree)
+
+
 def choose_threshold(run: Path, precision: float, *, confidence: float | None = None) -> Threshold:
     """Return the smallest threshold at which a run's predictions reach a requested precision.
 
@@ -125,14 +166,11 @@ def _threshold(
     )
 
 
-def _held_out(run: Path) -> HeldOut:
+def _held_out(run: Path, fix: str = _STATE_THRESHOLD) -> "HeldOut":
     """Return the predictions of a run; raise a RunError if it has none."""
-    return HeldOut.read_existing(
-        run,
-        "cannot choose a threshold",
-        fix="run `vitft predict --run RUN --precision P IMAGE` with the run directory, which "
-        "states the threshold, and pass it here as --threshold",
-    )
+    from vitft.predict.validation import HeldOut  # reads tables
+
+    return HeldOut.read_existing(run, "cannot choose thresholds", fix=fix)
 
 
 def smallest_cover(answers: Answers, precision: float) -> int:
@@ -470,9 +508,7 @@ def choose_set_limits(run: Path, coverage: float) -> tuple[tuple[float, ...], st
         RunError: The run has no validation predictions, or a file of the run is damaged.
         UsageError: There are too few images or groups.
     """
-    held_out = HeldOut.read_existing(
-        run, "cannot choose prediction sets", fix="use the run directory"
-    )
+    held_out = _held_out(run, fix="use the run directory")
     answers, classes = held_out.answers(), held_out.split.classes
     probability, labels, groups = answers.label_probability, answers.labels, answers.groups
     found = SetLimits.fit(probability, labels, coverage, classes=len(classes), groups=groups)

@@ -23,12 +23,12 @@ from vitft.data.mistaken import mistaken_data
 from vitft.data.signatures import looks_like
 from vitft.data.transforms import CROP, CROP_MODES, RESAMPLING, Fit
 from vitft.models.card import TimmConfig, parse_card, timm_modules
-from vitft.models.vit_config import SIZES, frozen_blocks
+from vitft.models.vit_config import SIZES, frozen_blocks, similar_models
 from vitft.system.cores import usable_cores
 from vitft.system.errors import UsageError, WeightsError
 from vitft.system.files import INDEX_SUFFIX, WEIGHT_SUFFIXES, resource, weight_format
 from vitft.system.rundir import run_path
-from vitft.system.suggest import near_path, path_fix, suggest
+from vitft.system.suggest import near_path, path_fix
 from vitft.system.tensors import read_header
 from vitft.system.text import count, duration, listing, shell_quote
 
@@ -69,10 +69,7 @@ def obligation(licence: str) -> str:
     return f"The terms of the pretrained weights also apply to this model{rule}" if rule else ""
 
 
-# names of models: those of weight files, and suggestions for unknown ones -------------------------
-
-SIZE_LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
-"""Letters of the sizes in the notation of papers, such as ViT-B/16."""
+# names of weights --------------------------------------------------------------------------------
 
 
 def file_name(path: Path) -> str:
@@ -87,18 +84,6 @@ def weights_name(name: str) -> str:
     if path.suffix in (".safetensors", ".bin", ".pth", ".npz"):
         return file_name(path)
     return path.name if name.startswith(("/", "~", ".")) else name
-
-
-def similar_models(name: str, known: Iterable[str]) -> list[str]:
-    """Return up to five names of models that were probably meant, the most similar ones first.
-
-    `name` may be as in papers (ViT-B/16), in torchvision or on the hub (google/vit-base-patch16).
-    """
-    text = re.sub(r"[^a-z0-9./]+", "_", name.lower())
-    sizes = {letter.lower(): size for size, letter in SIZE_LETTERS.items()} | {"t": "tiny"}
-    short = re.match(r"(vit|deit3?)_(ti|[tsblh])[_/]?(\d+)(?![0-9])", text)
-    full = f"{short[1]}_{sizes[short[2]]}_patch{short[3]}" if short else text.rpartition("/")[2]
-    return suggest(full, known, cutoff=0, inside=True, most=5)
 
 
 # the catalogue of pretrained weights: the entries of `weights/catalog.toml` -----------------------

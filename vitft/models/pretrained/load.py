@@ -23,7 +23,6 @@ from vitft.models.card import AnyConfig, Provenance, TimmConfig
 from vitft.models.checkpoint import build_model, load_checkpoint, on_meta
 from vitft.models.pretrained.catalog import (
     RANDOM,
-    SIZE_LETTERS,
     CatalogEntry,
     complete_entry,
     fact_lines,
@@ -37,7 +36,7 @@ from vitft.models.pretrained.read import read_weights
 from vitft.models.pretrained.weights import UNSTATED, descended, open_pretrained, weights_errors
 from vitft.models.timm_model import Model, TimmModel, untrained
 from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import SIZES, Pool, ViTConfig, as_pair, conv_strides
+from vitft.models.vit_config import SIZE_LETTERS, SIZES, Pool, ViTConfig, as_pair, conv_strides
 from vitft.system.errors import DataError, ImageError, RunError, UsageError, WeightsError
 from vitft.system.text import count, format_size, labelled, listing, shell_quote
 
