@@ -27,7 +27,7 @@ from tests.models.pretrained.test_flavours import google_arrays, random_weights
 from tests.support.hostile_files import CARD, Arrays, small_weights, write_checkpoint
 from tests.support.hostile_run import bomb, empty, folder, objects, pipe, shapes, sparse
 from vitft.cli.main import main
-from vitft.data.images import decode, fast_view
+from vitft.data.images import decode
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
@@ -90,7 +90,7 @@ class Images:
     def run(self, made: tuple[bytes, bytes]) -> str:
         data, whole = made
         with contextlib.suppress(VitftError):
-            fast_view(data, self.transform, max_pixels=MAX_PIXELS)
+            self.transform.fast_view(data, max_pixels=MAX_PIXELS)
         try:
             image = decode(data, "x.jpg", max_pixels=MAX_PIXELS).image
         except VitftError as error:

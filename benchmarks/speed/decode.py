@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed.decode --data DIR [--images 150] [--weights FILE]
 
-"exact" is `EvalTransform.pixels` after `open_image`; "fast" is `fast_view`, which the bf16 feature pass
+"exact" is `EvalTransform.pixels` after `open_image`; "fast" is `EvalTransform.fast_view`, which the bf16 feature pass
 uses. Each is compared with the peer that gives the same view: bilinear 256 (the tutorial's) and bicubic 248
 (timm's), both cropped to 224. With --weights, the effect of "fast" on the logits is printed.
 """
@@ -21,7 +21,7 @@ from PIL import Image
 from torchvision import transforms as tv
 
 from benchmarks.timing import interleave
-from vitft.data.images import fast_view, open_image
+from vitft.data.images import open_image
 from vitft.data.transforms import EvalTransform
 from vitft.models.pretrained.load import load_pretrained
 
@@ -43,7 +43,7 @@ def peer(side: int, mode: tv.InterpolationMode) -> Callable[[Path], Any]:
 
 def fast(transform: EvalTransform) -> Callable[[Path], Any]:
     def view(path: Path) -> Any:
-        found = fast_view(path.read_bytes(), transform, max_pixels=10**8)
+        found = transform.fast_view(path.read_bytes(), max_pixels=10**8)
         return None if found is None else found[0]
 
     return view

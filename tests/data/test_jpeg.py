@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitft.data import EvalTransform, decode, fast_view
+from vitft.data import EvalTransform, decode
 
 
 def jpeg(
@@ -35,7 +35,7 @@ def test_the_fast_view_is_the_documented_one_within_two_grey_levels(
     transform = EvalTransform(interpolation=interpolation, fit=fit)  # type: ignore[arg-type]
     data = jpeg(*size, progressive=progressive)
 
-    found = fast_view(data, transform, max_pixels=10**8)
+    found = transform.fast_view(data, max_pixels=10**8)
 
     assert found is not None
     pixels, found_size = found
@@ -66,4 +66,4 @@ def test_the_fast_view_is_the_documented_one_within_two_grey_levels(
 def test_what_the_fast_way_does_not_take_is_left_to_the_other(
     data: bytes, transform: EvalTransform
 ) -> None:
-    assert fast_view(data, transform, max_pixels=30_000) is None
+    assert transform.fast_view(data, max_pixels=30_000) is None

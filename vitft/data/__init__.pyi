@@ -23,7 +23,6 @@ from .images import OpenedImage as OpenedImage
 from .images import array_from_tensor as array_from_tensor
 from .images import decode as decode
 from .images import decode_images as decode_images
-from .images import fast_view as fast_view
 from .images import grey_levels as grey_levels
 from .images import in_order as in_order
 from .images import inspect_folder as inspect_folder

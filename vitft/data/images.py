@@ -52,7 +52,6 @@ from vitft.data.arrays import array_member, no_image_reason
 from vitft.data.copies import copy_member
 from vitft.data.image_table import Images, Row, pack
 from vitft.data.signatures import FORMAT_BY_SUFFIX, SUPPORTED, identify_format
-from vitft.data.transforms import EvalTransform
 from vitft.system.console import NOTE
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.system.files import open_regular, read_regular
@@ -725,7 +724,7 @@ _Upright = tuple[Pixels, JpegImagePlugin.JpegImageFile | None]
 """Pixels (H, W, 3) of an upright JPEG, with its header if that may hold more than a size."""
 
 
-def _decode_upright(data: bytes, *, max_pixels: int) -> _Upright | None:
+def decode_upright(data: bytes, *, max_pixels: int) -> _Upright | None:
     """Decode an ordinary undamaged JPEG, or return None for other data."""
     if not data.startswith(b"\xff\xd8\xff"):
         return None
@@ -749,35 +748,6 @@ def _decode_upright(data: bytes, *, max_pixels: int) -> _Upright | None:
         return None
 
 
-def fast_view(
-    data: bytes, transform: EvalTransform, *, max_pixels: int
-) -> tuple[Pixels, tuple[int, int]] | None:
-    """Return the view (H, W, 3) of an ordinary JPEG, and its width and height, or None."""
-    upright = _decode_upright(data, max_pixels=max_pixels) if can_resize(transform) else None
-    if upright is None:
-        return None
-    height, width = upright[0].shape[:2]
-    return resized(upright[0], transform), (width, height)
-
-
-def can_resize(transform: EvalTransform) -> bool:
-    """Return whether `resized` can apply the transform."""
-    return transform.interpolation in ("bilinear", "bicubic") and transform.channels == 3
-
-
-def resized(image: Pixels, transform: EvalTransform) -> Pixels:
-    """Resize an image (h, w, 3) with torch's kernel, and crop or pad it to the view (H, W, 3)."""
-    import torch  # not needed for decoding alone
-
-    # Channels last is fastest; torch recognises it by the first stride, so the axis is added first
-    planes = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
-    wide, tall = transform.resized(image.shape[1], image.shape[0])
-    planes = torch.nn.functional.interpolate(
-        planes, (tall, wide), mode=transform.interpolation, antialias=True
-    )
-    return transform.framed(planes[0].permute(1, 2, 0).numpy())
-
-
 # inspection of image files: each file is read, hashed and decoded once ----------------------------
 
 _Inspected = TypeVar("_Inspected")
@@ -795,7 +765,7 @@ class OpenedImage:
 
     @functools.cached_property
     def _upright(self) -> _Upright | None:
-        return _decode_upright(self.data, max_pixels=self.max_pixels) if self.fast else None
+        return decode_upright(self.data, max_pixels=self.max_pixels) if self.fast else None
 
     @property
     def jpeg(self) -> Pixels | None:

@@ -170,6 +170,33 @@ class EvalTransform:
         upright = upright_rgb(image, "image", self.grey_range)
         return self.normalise(from_numpy(self.pixels(upright)[None]))[0]
 
+    @property
+    def is_fast(self) -> bool:
+        """Whether `fast_pixels` can apply the transform."""
+        return self.interpolation in ("bilinear", "bicubic") and self.channels == 3
+
+    def fast_pixels(self, image: _Pixels) -> _Pixels:
+        """Resize an image (h, w, 3) with torch's kernel, and frame it as a view (H, W, 3)."""
+        import torch
+
+        # Channels last is fastest; torch recognises it by the first stride, so the axis comes first
+        planes = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
+        wide, tall = self.resized(image.shape[1], image.shape[0])
+        planes = torch.nn.functional.interpolate(
+            planes, (tall, wide), mode=self.interpolation, antialias=True
+        )
+        return self.framed(planes[0].permute(1, 2, 0).numpy())
+
+    def fast_view(self, data: bytes, *, max_pixels: int) -> tuple[_Pixels, tuple[int, int]] | None:
+        """Return the view (H, W, 3) of an ordinary JPEG, and its width and height, or None."""
+        from vitft.data.images import decode_upright
+
+        upright = decode_upright(data, max_pixels=max_pixels) if self.is_fast else None
+        if upright is None:
+            return None
+        height, width = upright[0].shape[:2]
+        return self.fast_pixels(upright[0]), (width, height)
+
     def normalise(self, pixels: "Tensor") -> "Tensor":
         """Convert uint8 (B, H, W, 3) to float32 (B, channels, H, W) on the same device."""
         planes = pixels.permute(0, 3, 1, 2)[:, : self.channels]  # channels-last memory format

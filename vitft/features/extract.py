@@ -35,14 +35,12 @@ from vitft.data.image_table import Images, Row
 from vitft.data.images import (
     OpenedImage,
     Pixels,
-    can_resize,
     collect,
     in_chunks,
     in_order,
     inspect_file,
     inspect_folder,
     overlapped,
-    resized,
 )
 from vitft.data.transforms import EvalTransform, View, eval_view
 from vitft.features.cache import CachedRows, JoinedStore, Store, default_folder, key_of
@@ -89,10 +87,10 @@ class _ExtractedImage:
 class Extractor:
     """A frozen prefix, converted to `precision`, with a cache of its outputs.
 
-    The cache is in `folder`, or in a temporary folder of this process. With `fp32`, images are
-    decoded and resized by `EvalTransform`; otherwise, the faster and slightly less exact `resized`
-    is used where possible, unless `exact` is set. `workers` is the number of threads, each on one
-    core (default: `usable_cores`).
+    The cache is in `folder`, or in a temporary folder of this process. With `fp32` or if `exact` is
+    set, views are `EvalTransform.pixels`; otherwise, the faster and slightly less exact
+    `fast_pixels` where possible. `workers` is the number of threads, each on one core (default:
+    `usable_cores`).
     """
 
     def __init__(
@@ -201,7 +199,7 @@ class Extractor:
                 result.pixels = (
                     view.pixels(opened.image, opened.sha256)
                     if opened.jpeg is None
-                    else resized(opened.jpeg, view.transform)
+                    else view.transform.fast_pixels(opened.jpeg)
                 )
             return result
 
@@ -211,7 +209,7 @@ class Extractor:
             function=load,
             max_pixels=self.max_pixels,
             grey_range=view.transform.grey_range,
-            fast=not self.is_exact and view.crop is None and can_resize(view.transform),
+            fast=not self.is_exact and view.crop is None and view.transform.is_fast,
         )
 
         def decode(chunk: Sequence[Row]) -> list[_ExtractedImage]:

@@ -115,7 +115,7 @@ def marking(postprocess: Postprocess, marks: Marks, run: Path) -> Postprocess:
         return replace(postprocess, outputs=replace(outputs, thresholds=each))
     tree, limits = None, postprocess.set_limits
     if marks.coverage is not None:
-        limits, text = choose_set_limits(run, marks.coverage)
+        limits, text = _choose_set_limits(run, marks.coverage)
         log.info(text)
     if marks.tree is not None:
         tree = ClassTree.read(Path(marks.tree), outputs.classes)
@@ -125,7 +125,7 @@ def marking(postprocess: Postprocess, marks: Marks, run: Path) -> Postprocess:
         log.info(str(chosen))
         threshold = chosen.value
         if tree is not None:
-            levels = choose_level_thresholds(run, marks.precision, tree, threshold)
+            levels = _choose_level_thresholds(run, marks.precision, tree, threshold)
             tree = replace(tree, thresholds=levels)
     return replace(postprocess, threshold=threshold, set_limits=limits, tree=tree)
 
@@ -343,7 +343,7 @@ def choose_label_thresholds(
 _NO_ANSWER = 2.0  # threshold of a level without answers, because none reaches the precision
 
 
-def choose_level_thresholds(
+def _choose_level_thresholds(
     run: Path, precision: float, tree: ClassTree, lowest: float
 ) -> tuple[float, ...]:
     """Return and log the smallest threshold of each level at which it reaches a precision.
@@ -498,7 +498,7 @@ def _pools(labels: Ints, groups: Groups, classes: int, least: int) -> Ints:
     return pools
 
 
-def choose_set_limits(run: Path, coverage: float) -> tuple[tuple[float, ...], str]:
+def _choose_set_limits(run: Path, coverage: float) -> tuple[tuple[float, ...], str]:
     """Return the limits of a run's prediction sets, and a sentence about their coverage.
 
     The coverage is measured on the held-out images: each one is left out, with its group, when its

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.data.images import MAX_PIXELS, fast_view
+from vitft.data.images import MAX_PIXELS
 from vitft.data.sources import ImageSource
 from vitft.features.ood import Reference, read_reference
 from vitft.models.card import Card
@@ -143,7 +143,7 @@ class Predictor(Engine):
 
     def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
         reduced = self.bf16_prefix is not None
-        fast = fast_view(data, self.transform, max_pixels=max_pixels) if reduced else None
+        fast = self.transform.fast_view(data, max_pixels=max_pixels) if reduced else None
         return super().view(data, name, max_pixels=max_pixels) if fast is None else fast[0]
 
     @torch.inference_mode()
