@@ -46,6 +46,7 @@ def data_set(rows: Sequence[Row], **more: Any) -> Dataset:
         "group": ProcessGroup(),
         "duplicates": {},
         "groups": {},
+        "training_groups": {},
     }
     return Dataset(manifest=manifest, **settings | more)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from vitft.config import config_from_table, read_toml
 from vitft.models import load_checkpoint
@@ -145,3 +146,23 @@ def test_images_that_trained_the_weights_are_not_taken_for_new_ones(
         assert (
             "were trained on 24 of these images, so cross-validation would say nothing" in printed
         )
+
+
+def test_cross_validation_never_divides_a_group(tiny_weights: Path, tmp_path: Path) -> None:
+    # Two videos of each class, one for training: both classes have a red and a blue video
+    videos = {"a/red": 16, "b/blue": 16, "a/blue": 4, "b/red": 4}
+    for name, number in videos.items():
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(number):
+            light = 230 - 2 * i - (name[0] == "b")
+            colour = (light, 9, 30) if name.endswith("red") else (30, 9, light)
+            Image.new("RGB", (32, 32), colour).save(tmp_path / "data" / name / f"{i}.png")
+    groups = {"group_by": "folder", "split": "random"}
+
+    done = run_it(
+        tmp_path / "data", tiny_weights, tmp_path / "run", data=groups, optim={"solver": "lbfgs"}
+    )
+
+    found = done.figures["cross_validation"]
+    assert (found["images"], found["groups"]) == (40, 4)
+    assert found["top1"] < 0.2

@@ -39,10 +39,20 @@ def run_of_weights(weights: str) -> Path:
     return path.parent if path.is_file() else path
 
 
-def images_of_weights(weights: str, *, head: bool = False) -> WeightsImages:
-    """Return the images on which the backbone of weights (or their `head`) was trained.
+def kept_head(layers: object, keep_head: object, classes: Sequence[str]) -> Sequence[str]:
+    """Return the classes of the head that a run keeps if its weights have one for these, or ().
 
-    The images of the run from whose weights it started are included.
+    `layers` and `keep_head` are settings of the run, which may fit a new head first.
+    """
+    is_new = str(layers or "head").split(",")[0].strip() == "head" and not keep_head
+    return () if is_new else classes
+
+
+def images_of_weights(weights: str, *, head: Sequence[str] | None = ()) -> WeightsImages:
+    """Return the images on which the backbone of weights was trained, or their head.
+
+    The head counts if it is for the classes `head`, or if `head` is None. The images of the run
+    from whose weights it started are included.
     """
     found, visited, before = list[Images](), set[Path](), ""
     while weights and (run := run_of_weights(weights)) not in visited:
@@ -57,10 +67,12 @@ def images_of_weights(weights: str, *, head: bool = False) -> WeightsImages:
             if card and ("from" in card.weights if is_gone else card.split):
                 return WeightsImages(found, weights)
             break
-        if head or config.get("train", {}).get("layers", "head") != "head":
+        layers, spec = config.get("train", {}).get("layers", "head"), config.get("weights", {})
+        is_same = head is None or {*head} == {*manifest.outputs.classes}
+        if is_same or layers != "head":
             found.append(manifest.where(manifest.column("split") == "train"))
-        name, before = config.get("weights", {}).get("name"), weights
-        head = head and bool(config.get("weights", {}).get("keep_head"))  # else it was replaced
+        kept = kept_head(layers, spec.get("keep_head"), manifest.outputs.classes)
+        name, before, head = spec.get("name"), weights, kept if is_same else ()
         weights = name if isinstance(name, str) else ""
     return WeightsImages(found)
 

@@ -22,7 +22,7 @@ from vitft.data.images import GreyRange, decode, read_bytes
 from vitft.data.scan import change_classes
 from vitft.data.table import base_folder, is_table
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
-from vitft.models.ancestry import WeightsImages, images_of_weights
+from vitft.models.ancestry import WeightsImages, images_of_weights, kept_head
 from vitft.models.card import sha256_of
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
@@ -76,9 +76,11 @@ class RunImages:
         if self.manifest is not None:
             sources.append(replace(self.manifest, rows=self.rows))
         if self.config is not None:
-            data, weights = self.config.data, self.config.weights
+            data, weights, train = self.config.data, self.config.weights, self.config.train
             root = base_folder(data_path(data.path, data.root), data.root)
-            self.seen = images_of_weights(weights.name, head=weights.keep_head)
+            classes = self.manifest.outputs.classes if self.manifest else ()
+            head = kept_head(train.layers, weights.keep_head, classes)
+            self.seen = images_of_weights(weights.name, head=head)
             sources = [*(replace(own, root=root) for own in sources), *self.seen.manifests]
         self.sources: Sequence[Images] = sources  # the training images, and validation images
         self.splits = {row.sha256: row.split for row in self.rows}

@@ -34,7 +34,7 @@ from vitft.metrics.results import (
     RunResults,
     read_results,
 )
-from vitft.models.ancestry import images_of_weights
+from vitft.models.ancestry import images_of_weights, kept_head
 from vitft.models.card import Card, parse_card
 from vitft.models.pretrained.catalog import weights_name
 from vitft.predict import validation
@@ -90,8 +90,9 @@ class Run:
     @cached_property
     def seen(self) -> Set[str]:
         """Digests of the images on which the weights were trained from which the run started."""
-        name, head = (self.setting("weights", key) for key in ("name", "keep_head"))
-        return images_of_weights(str(name or ""), head=bool(head)).digests
+        name, keep = (self.setting("weights", key) for key in ("name", "keep_head"))
+        head = kept_head(self.setting("train", "layers"), keep, self.split.outputs.classes)
+        return images_of_weights(str(name or ""), head=head).digests
 
     @property
     def accuracy(self) -> Estimate | None:

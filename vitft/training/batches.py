@@ -55,7 +55,9 @@ class Dataset:
     device: torch.device
     group: ProcessGroup  # process group across which each batch is divided
     duplicates: Mapping[str, str]  # names of the groups of near-duplicates, by digest
-    groups: Mapping[str, str]  # groups for cross-validation by digest (see `fold_groups`)
+    groups: Mapping[str, str]  # by digest, with copies joined; folds do not divide them
+    training_groups: Mapping[str, str]
+    """The same for folds of the training images alone, in which a class may have one group."""
     own_split: bool = False  # whether the data, and not vitft, names the validation images
     seen: WeightsImages = field(default_factory=WeightsImages)  # that trained the initial weights
     soft: Mapping[str, Floats] = field(default_factory=dict)
@@ -93,6 +95,11 @@ class Dataset:
     def group_ids(self, rows: Sequence[Row]) -> Tensor:
         """Return the group numbers (n,) of `rows`; the images of a group share a number."""
         return number_names(self.groups.get(row.sha256, row.sha256) for row in rows)
+
+    def training_group_ids(self) -> Tensor:
+        """Return the group numbers (n,) of the training images, to divide these into folds."""
+        known = self.training_groups
+        return number_names(known.get(row.sha256, row.sha256) for row in self.manifest.train)
 
     def units(self, rows: Sequence[Row]) -> Groups | None:
         """Return the numbers (n,) of the groups that intervals count instead of `rows`, or None."""

@@ -233,7 +233,7 @@ def _held_out_scores(start: Start) -> tuple[np.ndarray[Any, Any], Tensor] | None
     inputs, config, data = start.inputs, start.config, start.inputs.data
     rows, outputs = data.manifest.train, data.manifest.outputs
     x, y = inputs.inputs_to_head(start.pipeline.model, rows), data.labels(rows).cpu()
-    groups, seed, balanced = data.group_ids(rows), config.train.seed, config.balances
+    groups, seed, balanced = data.training_group_ids(), config.train.seed, config.balances
     assert inputs.extractor is not None
     solved = solve_head(
         x,
@@ -316,7 +316,7 @@ def _hold_out(fitted: Fitted, method: HeadMethod, fold: int) -> _HeldOut:
     inputs, seed = fitted.inputs, fitted.config.train.seed
     data, rows = inputs.data, inputs.data.manifest.train
     labels = data.labels(rows).cpu()
-    held = stratified_folds(labels, _TRIAL_FOLDS, seed, data.group_ids(rows)) == fold
+    held = stratified_folds(labels, _TRIAL_FOLDS, seed, data.training_group_ids()) == fold
     parts = [
         row._replace(split="val" if is_held else "train")
         for row, is_held in zip(rows, held.tolist(), strict=True)

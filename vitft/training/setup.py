@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitft.config.run import Config, read_run_config, to_toml
-from vitft.config.sections import DataSpec, WeightsSpec, layers_text
+from vitft.config.sections import DataSpec, layers_text
 from vitft.data.arrays import data_path
 from vitft.data.duplicates import KnownImages
 from vitft.data.fixes import apply_fixes
@@ -52,7 +52,7 @@ from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.messages.results import already_trained, known_images_note
 from vitft.metrics.classification import are_right, fraction_right
 from vitft.metrics.results import BudgetResults
-from vitft.models.ancestry import WeightsImages, images_of_weights, run_of_weights
+from vitft.models.ancestry import WeightsImages, images_of_weights, kept_head, run_of_weights
 from vitft.models.card import Provenance
 from vitft.models.pretrained.catalog import canonical_name
 from vitft.models.pretrained.load import LoadReport
@@ -304,9 +304,10 @@ def split_images(
         device=pipeline.device,
         group=group,
         duplicates=duplicates,
-        groups=_fold_groups(manifest, groups, duplicates),
+        groups=groups,
+        training_groups=_training_groups(manifest, groups, duplicates),
         own_split=images.layout == "split",
-        seen=_seen_by_weights(config.weights, manifest),
+        seen=_seen_by_weights(config, manifest),
     )
 
 
@@ -325,9 +326,11 @@ def _near_duplicates(
     return duplicates
 
 
-def _seen_by_weights(spec: WeightsSpec, manifest: Images) -> WeightsImages:
+def _seen_by_weights(config: Config, manifest: Images) -> WeightsImages:
     """Return the images that trained the weights; log how many of them the run has, if any."""
-    weights, seen = spec.name, images_of_weights(spec.name, head=spec.keep_head)
+    weights = config.weights.name
+    head = kept_head(config.train.layers, config.weights.keep_head, manifest.outputs.classes)
+    seen = images_of_weights(weights, head=head)
     if number := seen.count(manifest.rows):
         held_out = seen.count([*manifest.val, *manifest.test]) or 0
         run = shell_quote(str(run_of_weights(weights)))
@@ -383,10 +386,10 @@ def _former_split(
     return former
 
 
-def _fold_groups(
+def _training_groups(
     manifest: Images, groups: Mapping[str, str], duplicates: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Return the groups by digest for cross-validation, which needs two groups per class."""
+    """Return the groups by digest of the training images, divided where a class has only one."""
     if groups is duplicates or manifest.labels:
         return groups
     names: dict[int, set[str]] = {}
@@ -397,9 +400,9 @@ def _fold_groups(
     divided = {row.sha256 for row in manifest.train if row.label in alone}
     if len(divided) > len(alone):
         log.info(
-            "the cross-validated accuracy may be too high: all training images of a class are in "
-            "one group, or in groups joined by copies, which cross-validation has to divide "
-            f"({listing([manifest.classes[label] for label in sorted(alone)])})"
+            "the head may generalise less well than it could: all training images of a class are "
+            "in one group, or in groups joined by copies, which the choice of the penalty has to "
+            f"divide ({listing([manifest.classes[label] for label in sorted(alone)])})"
         )
     rest = {digest: name for digest, name in groups.items() if digest not in divided}
     return rest | {digest: name for digest, name in duplicates.items() if digest in divided}
@@ -517,7 +520,7 @@ def with_soft_targets(data: Dataset, config: Config) -> Dataset:
         folder = run_of_weights(name)
         log.info(labelled("Teacher", f"{folder}, right about {same} of the training images"))
         held_out = [*data.manifest.val, *data.manifest.test]
-        if number := images_of_weights(name, head=True).count(held_out):
+        if number := images_of_weights(name, head=None).count(held_out):
             log.warning(
                 f"the teacher was trained on {number:,} of "
                 f"{count(len(held_out), 'held-out image')}, so the accuracy on them says nothing "

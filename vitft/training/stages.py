@@ -81,7 +81,7 @@ def solve_head_stage(fitted: Fitted) -> SolvedHead:
             balanced=config.balances,
             seed=config.train.seed,
             views=len(views),
-            groups=data.group_ids(data.manifest.train),
+            groups=data.training_group_ids(),
             read=training.shape[1] if extractor is None else extractor.prefix.leading,
             centre=fitted.centre,
         )
