@@ -80,8 +80,7 @@ LICENCES: list[Any] = [
     pytest.param({}, "unknown", ("unknown", None), id="unknown, chosen"),
     pytest.param(CC, "unknown", ("unknown", None), id="unknown, of known weights"),
     pytest.param({}, "all rights reserved", ("other", "all rights reserved"), id="by its name"),
-    pytest.param({"name": TINY}, "", ("apache-2.0", None), id="of a name"),
-    pytest.param({"name": "model", "from": TINY}, "", ("apache-2.0", None), id="of an ancestor"),
+    pytest.param({"name": TINY}, "", ("unknown", None), id="unknown, of a file's name"),
 ]
 
 

@@ -196,6 +196,7 @@ def test_a_moved_run_is_resumed_at_its_new_place(
     assert main([*resume, "--epochs", "9"]) == 5  # which leaves the run as it was
     assert main(resume) == 0
     assert "resuming after 3 steps" in capsys.readouterr().err
+    assert str(data) in (moved / "config.toml").read_text()
     assert (moved / "report.html").is_file()
     assert not stopped.exists()
-    assert main(resume) == 0  # it has finished
+    assert main(["finetune", "--resume", str(moved)]) == 0  # it has finished, and knows its data

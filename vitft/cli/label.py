@@ -83,7 +83,7 @@ def _label_command(args: argparse.Namespace) -> int:
     train = TrainSpec(**given(args, "cache", "device"))
     with AnswerFile(table) as file, listen(args.host, args.port) as bound, Stopper() as stopper:
         pool = load_pool(folder, weights=weights, run=args.run, names=names, train=train)
-        session = Session(pool, file, prefix=paths_in_table(root, table)[0], classes=names)
+        session = Session(pool, file, prefix=prefix_in_table(root, table), classes=names)
         for text in session.notes:
             output.note(text)
         key = secrets.token_urlsafe(16)
@@ -95,7 +95,7 @@ def _label_command(args: argparse.Namespace) -> int:
             )
         about = f"label the images at {{}}?key={key}"
         code = run_server(app, ServeLimits(), bound, args.host, about=about)
-        _print_next(session.answers_by_class(), table, root, args)
+        _print_next(session.answers_by_class(), table, args)
     return stopper.exit_code or code
 
 
@@ -116,21 +116,16 @@ def _check_table(table: Path, root: Path, *, is_default: bool) -> None:
         )
 
 
-def paths_in_table(root: Path, table: Path) -> tuple[str, bool]:
-    """Return the prefix of the pictures' paths in the table, and whether its folder is their base.
-
-    Pictures that are not below that folder have paths relative to the picture folder instead.
-    """
+def prefix_in_table(root: Path, table: Path) -> str:
+    """Return the prefix of the pictures' paths in the table: absolute unless below its folder."""
     home, place = Path(os.path.abspath(table)).parent, os.path.abspath(root)  # noqa: PTH100 - keeps links
     if place == str(home):
-        return "", True
+        return ""
     below = path_in(home, place)
-    return ("", False) if leads_outside(below) else (f"{below}/", True)
+    return f"{place if leads_outside(below) else below}/"
 
 
-def _print_next(
-    answers: Mapping[str, int], table: Path, root: Path, args: argparse.Namespace
-) -> None:
+def _print_next(answers: Mapping[str, int], table: Path, args: argparse.Namespace) -> None:
     """Print the number of labelled pictures, and the next command or what is missing for it."""
     output.result(f"{count(sum(answers.values()), 'labelled image')} in {table}")
     answers = {name: number for name, number in answers.items() if number}
@@ -140,8 +135,5 @@ def _print_next(
         need = f"at least 2 classes, and at least {_MIN_PER_CLASS} images of every class{missing}"
         output.result(labelled("Next", f"run the same command again: training needs {need}"))
         return
-    words = ["--data", str(table)]
-    if not paths_in_table(root, table)[1]:
-        words += ["--set", f"data.root={root}"]
-    words += ["--weights", args.run or args.weights or _BUNDLED]
+    words = ["--data", str(table), "--weights", args.run or args.weights or _BUNDLED]
     output.result(labelled("Next", shell_join(["vitft", "finetune", *words])))

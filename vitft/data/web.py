@@ -361,17 +361,22 @@ def _receive(
             pace = f"{limits.pace} bytes within {limits.stall_s:g} s"
             raise _BrokeOffError(f"received fewer than {pace}")
 
-    header, total = answer.headers.get, answer.length
+    header = answer.headers.get
+    tag = header("ETag", "")  # If-Range needs a strong one (RFC 9110, 13.1.5)
+    validator = tag if tag and not tag.startswith("W/") else header("Last-Modified", "")
+    version = _Version(redacted(url), validator, answer.length)
     if answer.status == 206:
         match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", header("Content-Range", ""))
         if match is None or int(match[1]) != start:
             raise _BrokeOffError("the server sent a different range from the one requested")
-        total = int(match[2])
+        known = _read_version(part, url) or version
+        version = _Version(known.url, validator or known.validator, int(match[2]))
+        if start and version != known._replace(size=known.size or version.size):
+            remove_part(part)
+            raise _BrokeOffError("the file has changed (restarting from the beginning)")
     else:
         start = 0
-    tag = header("ETag", "")  # If-Range needs a strong one (RFC 9110, 13.1.5)
-    validator = tag if tag and not tag.startswith("W/") else header("Last-Modified", "")
-    _store(part, _Version(redacted(url), validator, total), start, pieces(), limits)
+    _store(part, version, start, pieces(), limits)
 
 
 def _attempt_store(url: str, part: Path, limits: DownloadLimits) -> None:

@@ -186,7 +186,7 @@ def write_readme(
     """
     card, results, found = trained.card, trained.results, trained.measured
     transform, classes, (kind, kinds) = card.transform, card.classes, card.nouns
-    by_class, data = not trained.is_narrow, results.data or "images"
+    by_class, data = found is not None and not trained.is_narrow, results.data or "images"
     confusion = _confusion_png(classes, found) if plan.repo and found and by_class else None
     if confusion is not None:
         write_atomically(folder / _CONFUSION_FILE, confusion)
@@ -209,11 +209,11 @@ def write_readme(
         snippets=_usage_snippets(card, row.name, plan),
         **_limits_of(trained, [*map(markdown_text, classes)]),
         by_class=by_class,
-        narrow_reason="" if by_class else trained.last_block_reason,
+        narrow_reason=trained.last_block_reason if trained.is_narrow else "",
         results=results,
         accuracy=messages.accuracy_text(results),
         table=[
-            (markdown_text(name), cells[: 4 if found and by_class else 2])
+            (markdown_text(name), cells[: 4 if by_class else 2])
             for name, *cells in trained.class_figures()[:_MAX_CLASSES_LISTED]
         ],
         hidden=len(classes) - _MAX_CLASSES_LISTED,

@@ -101,10 +101,14 @@ class TrainedRun:
 
     @property
     def pretrained_entry(self) -> CatalogEntry | None:
-        """Catalogue entry of the pretrained weights, found by name or digest."""
+        """Catalogue entry of the pretrained weights, found by name or digest.
+
+        The name counts only if vitft has fetched them, and so knows the licence. Anybody may give
+        a file such a name.
+        """
         rows, weights = entries_by_name(), self.card.weights
         for name in (weights.get("name", ""), weights.get("from", "")):
-            if name in rows:
+            if name in rows and "licence" in weights:
                 return rows[name]
         digest = weights.get("sha256", "")
         return next((e for e in catalog_entries() if digest and e.sha256 == digest), None)

@@ -70,10 +70,10 @@ def estimate_text(one: Estimate) -> str:
 def how_measured(one: Estimate) -> str:
     """Return e.g. `, cross-validated on 1,200 images`, which can follow a value."""
     crossed, known = ", cross-validated" * (one.kind == "cross-validation"), one.known_to_weights
-    trained = ", some of which may have been used to train the initial weights" * (known is None)
+    used = "used to train its initial weights or teacher"
+    trained = f", some of which may have been {used}" * (known is None)
     if known:
-        verb = "was" if known == 1 else "were"
-        trained = f", {known:,} of which {verb} used to train the initial weights"
+        trained = f", {known:,} of which {'was' if known == 1 else 'were'} {used}"
     once = ", evaluated once" * (one.kind == "test")
     return f"{crossed} on {measured_on(one)}{trained}{once}"
 
@@ -420,12 +420,13 @@ def describe_start(found: StartTrial) -> str:
     )
 
 
-def already_trained(weights: str, images: int, held_out: int, run: str) -> str:
-    """Return a warning that the weights were trained on this run's images.
+def already_trained(model: str, images: int, held_out: int, run: str) -> str:
+    """Return a warning that a model, named with its kind, has been trained on this run's images.
 
-    `run` is the run that trained them, as a word of a command.
+    `run` is the run that trained it, as a word of a command.
     """
-    where = f"the weights {weights} were trained on {images:,} of these images"
+    verb = "were" if "weights " in model else "was"
+    where = f"{model} {verb} trained on {images:,} of these images"
     if held_out:
         return (
             f"{where}, {held_out:,} of them held out, so the accuracy on them says nothing about "

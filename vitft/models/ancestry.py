@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,8 @@ from vitft.system.errors import RunError, VitftError
 from vitft.system.rundir import run_path
 from vitft.system.tensors import read_header
 
+_Tables = Mapping[str, Mapping[str, object]]  # the sections of a config.toml
+
 
 @dataclass(frozen=True)
 class WeightsImages:
@@ -28,6 +30,10 @@ class WeightsImages:
     def digests(self) -> Set[str]:
         return {row.sha256 for images in self.manifests for row in images.rows}
 
+    def __or__(self, other: "WeightsImages") -> "WeightsImages":
+        manifests = (*self.manifests, *other.manifests)
+        return WeightsImages(manifests, self.unlisted or other.unlisted)
+
     def count(self, rows: Sequence[Row]) -> int | None:
         """Return how many of these images trained the weights; None if this is not known."""
         return sum(row.sha256 in self.digests for row in rows) or (None if self.unlisted else 0)
@@ -39,42 +45,50 @@ def run_of_weights(weights: str) -> Path:
     return path.parent if path.is_file() else path
 
 
-def kept_head(layers: object, keep_head: object, classes: Sequence[str]) -> Sequence[str]:
-    """Return the classes of the head that a run keeps if its weights have one for these, or ().
+def images_of_start(
+    settings: _Tables, classes: Sequence[str], *, later: Sequence[str] = ()
+) -> tuple[WeightsImages, WeightsImages]:
+    """Return the images that trained the initial weights of a run, and those of its teacher.
 
-    `layers` and `keep_head` are settings of the run, which may fit a new head first.
+    A run that does not fit a new head first keeps the head of weights for the same `classes`.
+    `later` are the weights that descend from the run.
     """
-    is_new = str(layers or "head").split(",")[0].strip() == "head" and not keep_head
-    return () if is_new else classes
+    weights, train = settings.get("weights", {}), settings.get("train", {})
+    is_new = str(train.get("layers", "head")).split(",")[0].strip() == "head"
+    head = () if is_new and not weights.get("keep_head") else classes
+    return (
+        images_of_weights(str(weights.get("name") or ""), head=head, later=later),
+        images_of_weights(str(train.get("teacher") or ""), head=None, later=later),
+    )
 
 
-def images_of_weights(weights: str, *, head: Sequence[str] | None = ()) -> WeightsImages:
+def images_of_weights(
+    weights: str, *, head: Sequence[str] | None = (), later: Sequence[str] = ()
+) -> WeightsImages:
     """Return the images on which the backbone of weights was trained, or their head.
 
-    The head counts if it is for the classes `head`, or if `head` is None. The images of the run
-    from whose weights it started are included.
+    The head counts if it is for the classes `head`, or if `head` is None. The images of the models
+    from which their run started are included. `later` are weights that descend from these.
     """
-    found, visited, before = list[Images](), set[Path](), ""
-    while weights and (run := run_of_weights(weights)) not in visited:
-        visited.add(run)
-        manifest, config = None, dict[str, dict[str, object]]()
-        with contextlib.suppress(RunError):
-            config = read_run_config(run)  # after --budget, it has the settings that were chosen
-            manifest = run_manifest(run)
-        if manifest is None:
-            is_gone = os.path.isabs(weights) and not os.path.exists(weights)  # noqa: PTH110, PTH117
-            card = _card_of(before if is_gone else weights)
-            if card and ("from" in card.weights if is_gone else card.split):
-                return WeightsImages(found, weights)
-            break
-        layers, spec = config.get("train", {}).get("layers", "head"), config.get("weights", {})
-        is_same = head is None or {*head} == {*manifest.outputs.classes}
-        if is_same or layers != "head":
-            found.append(manifest.where(manifest.column("split") == "train"))
-        kept = kept_head(layers, spec.get("keep_head"), manifest.outputs.classes)
-        name, before, head = spec.get("name"), weights, kept if is_same else ()
-        weights = name if isinstance(name, str) else ""
-    return WeightsImages(found)
+    run, manifest = run_of_weights(weights), None
+    if not weights or run in map(run_of_weights, later):
+        return WeightsImages()
+    config: _Tables = {}
+    with contextlib.suppress(RunError):
+        config = read_run_config(run)  # after --budget, it has the settings that were chosen
+        manifest = run_manifest(run)
+    if manifest is None:
+        is_gone = os.path.isabs(weights) and not os.path.exists(weights)  # noqa: PTH110, PTH117
+        card = _card_of(later[-1] if is_gone and later else weights)
+        is_unlisted = card and ("from" in card.weights if is_gone else card.split)
+        return WeightsImages(unlisted=weights if is_unlisted else "")
+    classes = manifest.outputs.classes
+    is_same, layers = head is None or {*head} == {*classes}, config.get("train", {}).get("layers")
+    found = WeightsImages()
+    if is_same or layers not in ("head", None):
+        found = WeightsImages([manifest.where(manifest.column("split") == "train")])
+    first, teacher = images_of_start(config, classes if is_same else (), later=(*later, weights))
+    return found | first | teacher
 
 
 def _card_of(weights: str) -> Card | None:

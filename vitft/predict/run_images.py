@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from vitft.config.run import checked_run_config
@@ -22,7 +22,7 @@ from vitft.data.images import GreyRange, decode, read_bytes
 from vitft.data.scan import change_classes
 from vitft.data.table import base_folder, is_table
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
-from vitft.models.ancestry import WeightsImages, images_of_weights, kept_head
+from vitft.models.ancestry import WeightsImages, images_of_start
 from vitft.models.card import sha256_of
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
@@ -71,16 +71,16 @@ class RunImages:
                     "folder",
                 )
             self.rows = (*self.manifest.val, *self.manifest.train)  # training rows take precedence
-        self.seen = WeightsImages()  # that trained the weights from which the run started
+        self.seen = WeightsImages()  # that trained the initial weights or the teacher
         sources = list[Images]()
         if self.manifest is not None:
             sources.append(replace(self.manifest, rows=self.rows))
         if self.config is not None:
-            data, weights, train = self.config.data, self.config.weights, self.config.train
+            data = self.config.data
             root = base_folder(data_path(data.path, data.root), data.root)
             classes = self.manifest.outputs.classes if self.manifest else ()
-            head = kept_head(train.layers, weights.keep_head, classes)
-            self.seen = images_of_weights(weights.name, head=head)
+            weights, teacher = images_of_start(asdict(self.config), classes)
+            self.seen = weights | teacher
             sources = [*(replace(own, root=root) for own in sources), *self.seen.manifests]
         self.sources: Sequence[Images] = sources  # the training images, and validation images
         self.splits = {row.sha256: row.split for row in self.rows}

@@ -511,8 +511,8 @@ def _nothing_shared(runs: Sequence[Run]) -> UsageError:
 def _nothing_new(runs: Sequence[Run]) -> UsageError:
     """Return the error for runs whose shared validation images have all trained initial weights."""
     return UsageError(
-        "cannot compare: the initial weights of a run were trained on all validation images that "
-        "the runs share",
+        "cannot compare: all validation images that the runs share were used to train the "
+        "initial weights or the teacher of a run",
         fix=_evaluate_fix(runs),
     )
 

@@ -34,7 +34,7 @@ from vitft.metrics.results import (
     RunResults,
     read_results,
 )
-from vitft.models.ancestry import images_of_weights, kept_head
+from vitft.models.ancestry import images_of_start
 from vitft.models.card import Card, parse_card
 from vitft.models.pretrained.catalog import weights_name
 from vitft.predict import validation
@@ -89,10 +89,9 @@ class Run:
 
     @cached_property
     def seen(self) -> Set[str]:
-        """Digests of the images on which the weights were trained from which the run started."""
-        name, keep = (self.setting("weights", key) for key in ("name", "keep_head"))
-        head = kept_head(self.setting("train", "layers"), keep, self.split.outputs.classes)
-        return images_of_weights(str(name or ""), head=head).digests
+        """Digests of the images that trained the initial weights of the run, or its teacher."""
+        weights, teacher = images_of_start(self.config, self.split.outputs.classes)
+        return (weights | teacher).digests
 
     @property
     def accuracy(self) -> Estimate | None:

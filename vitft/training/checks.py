@@ -197,32 +197,40 @@ def check_resume(
         DataError: The data folder cannot be used.
     """
     rundir.check_is_run(path, name="resume")
-    checked_run_config(path)
+    former, environment = (
+        checked_run_config(path),
+        rundir.read_environment(path / "environment.json"),
+    )
+    is_finished = environment is not None and environment["status"] == "finished"
     before, given = read_run_config(path), dict(named)
     after = merge_settings(before, given.items())
     changed = _changed_settings(before, after, given)
     allowed = set(_RESUME_CHANGES)
     if before.get("train", {}).get("shard"):  # sharded runs do not reduce memory use automatically
         allowed |= {"optim.micro_batch", "train.checkpointing"}  # rounding may differ
-    optim, (was, now) = before.get("optim", {}), changed.get("optim.epochs", (0, 0))
+    was, now = changed.get("optim.epochs", (0, 0))
     grows = isinstance(now, int) and isinstance(was, int) and now > was
-    constant = optim.get("schedule") == "constant" and not optim.get("warmup")
-    extended = {"optim.epochs"} if grows and constant else set[str]()
-    if refused := {k: v for k, v in changed.items() if k not in allowed | extended}:
+    constant = former.optim.schedule == "constant" and not former.optim.warmup
+    steps = [stage for stage in former.train.stages if not former.solves(stage)]
+    if grows and constant and len(steps) == 1 and not is_finished:
+        allowed.add("optim.epochs")
+    if refused := {k: v for k, v in changed.items() if k not in allowed}:
         by_option = {(typed or {}).get(key, key): values for key, values in refused.items()}
         shown = {
             name: ["not set" if value in (None, "") else shown_value(value) for value in values]
             for name, values in by_option.items()
         }
         words = [f"{name} was {old} and is now {new}" for name, (old, new) in shown.items()]
-        only = " (a run needs optim.schedule=constant and optim.warmup=0 to be given more epochs)"
+        only = (
+            " (more epochs need an unfinished run of one stage, with optim.schedule=constant and "
+            "optim.warmup=0)"
+        )
         raise RunError(
             f"cannot resume {path} with settings that would change the results: {', '.join(words)}",
             fix=f"remove {listing(by_option)}, or start a new run without --resume"
             f"{only * ('optim.epochs' in refused)}",
         )
-    environment = rundir.read_environment(path / "environment.json")
-    if environment and environment["status"] == "finished" and not extended:
+    if is_finished:
         return None, None, path
     config = config_from_table(after)
     if not config.data.path:  # an empty path would mean the current folder

@@ -355,6 +355,8 @@ def open_run(out: Path, start: Start, runtime: Runtime) -> Iterator[rundir.RunDi
     settings = {f"{name}.{key}": value for name, table in tables for key, value in table.items()}
     if (run := runtime.resumed) is not None:
         _check_same_images(run, manifest)
+        if run.writes:
+            run.write("config.toml", to_toml(config))  # a setting given on resuming is its own now
         if not _list_states(run.resume):
             log.info("no training state was saved: training starts again")
         runtime.trackers.start(run, settings, resume=True)

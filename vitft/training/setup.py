@@ -10,7 +10,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from vitft.config.run import Config, read_run_config, to_toml
@@ -52,7 +52,7 @@ from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.messages.results import already_trained, known_images_note
 from vitft.metrics.classification import are_right, fraction_right
 from vitft.metrics.results import BudgetResults
-from vitft.models.ancestry import WeightsImages, images_of_weights, kept_head, run_of_weights
+from vitft.models.ancestry import WeightsImages, images_of_start, run_of_weights
 from vitft.models.card import Provenance
 from vitft.models.pretrained.catalog import canonical_name
 from vitft.models.pretrained.load import LoadReport
@@ -307,7 +307,7 @@ def split_images(
         groups=groups,
         training_groups=_training_groups(manifest, groups, duplicates),
         own_split=images.layout == "split",
-        seen=_seen_by_weights(config, manifest),
+        seen=_known_to_weights(config, manifest),
     )
 
 
@@ -326,18 +326,22 @@ def _near_duplicates(
     return duplicates
 
 
-def _seen_by_weights(config: Config, manifest: Images) -> WeightsImages:
-    """Return the images that trained the weights; log how many of them the run has, if any."""
-    weights = config.weights.name
-    head = kept_head(config.train.layers, config.weights.keep_head, manifest.outputs.classes)
-    seen = images_of_weights(weights, head=head)
-    if number := seen.count(manifest.rows):
-        held_out = seen.count([*manifest.val, *manifest.test]) or 0
-        run = shell_quote(str(run_of_weights(weights)))
-        log.warning(already_trained(weights, number, held_out, run))
-    elif number is None:
-        log.warning(known_images_note(f"the weights {weights}", None, len(manifest.rows)))
-    return seen
+def _known_to_weights(config: Config, manifest: Images) -> WeightsImages:
+    """Return the images that trained the initial weights or the teacher, and warn of them."""
+    weights, teacher = images_of_start(asdict(config), manifest.outputs.classes)
+    held_out = [*manifest.val, *manifest.test]
+    for kind, name, seen in (
+        ("weights", config.weights.name, weights),
+        ("teacher", config.train.teacher, teacher),
+    ):
+        images, number = seen.count(manifest.rows), seen.count(held_out)
+        model = f"the {kind} {name}"
+        if number or (images and kind == "weights"):  # a teacher usually has seen training images
+            run = shell_quote(str(run_of_weights(name)))
+            log.warning(already_trained(model, images or 0, number or 0, run))
+        elif images is None:
+            log.warning(known_images_note(model, None, len(manifest.rows)))
+    return weights | teacher
 
 
 def _former_split(
@@ -519,16 +523,6 @@ def with_soft_targets(data: Dataset, config: Config) -> Dataset:
         same = percent(fraction_right(are_right(logits, data.labels(rows).cpu())))
         folder = run_of_weights(name)
         log.info(labelled("Teacher", f"{folder}, right about {same} of the training images"))
-        held_out = [*data.manifest.val, *data.manifest.test]
-        if number := images_of_weights(name, head=None).count(held_out):
-            log.warning(
-                f"the teacher was trained on {number:,} of "
-                f"{count(len(held_out), 'held-out image')}, so the accuracy on them says nothing "
-                f"about new images. --like {shell_quote(str(folder))} holds out the images of "
-                "that run"
-            )
-        elif number is None:
-            log.warning(known_images_note("the teacher", None, len(held_out)))
     soft = (logits / _TEMPERATURE).softmax(dim=1).numpy()
     by_digest = {row.sha256: one for row, one in zip(rows, soft, strict=True)}
     return replace(data, soft=by_digest, soft_weight=config.train.teacher_weight)

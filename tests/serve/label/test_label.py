@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import shutil
 import socket
 import subprocess
@@ -16,9 +17,10 @@ from tests.contract.built.runs import CLASSES, single
 from tests.contract.built.towers import tower
 from tests.support.serving import Client, Reply, command_serving, shown_by
 from vitft import load, zeroshot
-from vitft.cli.label import paths_in_table
+from vitft.cli.label import prefix_in_table
 from vitft.cli.main import main
 from vitft.config import TrainSpec
+from vitft.data import Images
 from vitft.serve import find_pictures, load_pool
 
 PAGE = Path(__file__).with_name("page.mjs")
@@ -110,20 +112,43 @@ def test_labels_survive_kill_9_and_train_a_classifier(
 
 
 @pytest.mark.parametrize(
-    ("root", "table", "expected"),
+    ("folders", "expected"),
     [
-        ("photos", "labels.csv", ("photos/", True)),
-        ("data/photos", "data/labels.csv", ("photos/", True)),
-        ("photos", "photos/labels.csv", ("", True)),
-        ("photos", "out/labels.csv", ("", False)),
-        ("/somewhere", "labels.csv", ("", False)),
-        ("photos/../photos", "./labels.csv", ("photos/", True)),
+        (("photos", "labels.csv"), "photos/"),
+        (("data/photos", "data/labels.csv"), "photos/"),
+        (("photos", "photos/labels.csv"), ""),
+        (("/photos", "out/labels.csv"), "/photos/"),
+        (("photos/../photos", "./labels.csv"), "photos/"),
     ],
 )
 def test_paths_in_the_table_are_relative_to_it_where_possible(
-    root: str, table: str, expected: tuple[str, bool]
+    folders: tuple[str, str], expected: str
 ) -> None:
-    assert paths_in_table(Path(root), Path(table)) == expected
+    assert prefix_in_table(*map(Path, folders)) == expected
+
+
+def test_answers_belong_to_one_folder(
+    tmp_path: Path, pictures: Path, tiny_weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(pictures, tmp_path / "more")
+    (tmp_path / "table").mkdir()
+    options = ["--weights", str(tiny_weights), "--out", "table/t.csv"]
+    for folder in ("pictures", "more"):
+        with labelling(tmp_path, folder, *options) as (client, key, child):
+            state = get(client, key, "state").json
+            assert state["answered"] == 0
+            for _ in range(12):
+                body = {"picture": state["question"]["picture"], "label": colour(state)}
+                state = post(client, key, "answer", body).json
+            child.terminate()
+            assert child.stdout is not None
+            printed = child.stdout.read()
+
+    command = shlex.split(printed.partition("Next       vitft ")[2].splitlines()[0])
+    out = tmp_path / "run"
+    assert main([*command, "--out", str(out), "--device", "cpu"]) == 0
+    assert len(Images.from_csv(out / "split.csv", out).rows) == 24
 
 
 def test_confident_predictions_of_a_run_represent_its_classes(

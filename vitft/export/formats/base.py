@@ -254,10 +254,9 @@ class ExportComparison:
         if self.is_eight_bits:
             if not self.images:
                 raise RunError(
-                    f"--{self.name} cannot be checked, because the validation images no longer "
-                    "exist",
-                    fix="restore them at data.path (see the run's config.toml), or remove "
-                    f"--{self.form}",
+                    f"--{self.name} cannot be checked without the validation images",
+                    fix="export from the run directory, with the images at data.path (see its "
+                    f"config.toml), or remove --{self.form}",
                 )
             is_off = self.changed > max(1, _MAX_CHANGED * self.images) or np.isinf(self.difference)
             fix = f"remove --{self.form}, because 8 bits are too few for this model"
