@@ -137,7 +137,7 @@ def check_folder(
         if inspected.rows:
             from vitft.features.label_errors import similar_images
 
-            similar = similar_images(features([*fingerprints.by_digest]))  # as at the end of a run
+            similar = similar_images(features([*fingerprints.by_digest])) or []  # as in a run
     else:
         with console.Progress("checking images", len(folder.rows)) as progress:
             inspected = fingerprint_folder(

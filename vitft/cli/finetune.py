@@ -29,7 +29,7 @@ from vitft.system.text import count, duration_fix, labelled, parse_duration, she
 
 if TYPE_CHECKING:
     from vitft.data.image_table import Images
-    from vitft.metrics.results import Estimate, RunResults
+    from vitft.metrics.results import RunResults
 
 _ONE_LINE = 65  # maximum number of characters of commands on one line
 
@@ -145,8 +145,8 @@ def _print_summary(
         too_few=bool(results.at_chance and results.at_chance.too_few),
     )
     rows = result_rows(results, found.get("budget"), remedy=remedy)
-    without, review = _findings(run, config)
-    rows += copies_rows(without, found)
+    rows += copies_rows(found)
+    review = _findings(run, config)
     if review and any(review.values()):
         labels, groups, across = review.values()
         texts = [count(labels, "probable label error")] * bool(labels)
@@ -176,41 +176,37 @@ def _print_json(run: Path, found: "RunResults | None", config: Config, *, status
     """Write the report of a run, and print its results as one JSON object (docs/schemas)."""
     if os.environ.get("RANK", "0") != "0":
         return
+    from vitft.messages.results import left_out
     from vitft.predict.postprocess import run_results
     from vitft.report.run_page import report_of_new_run
 
     page = report_of_new_run(run) if found else None
-    without, review = _findings(run, config) if found else (None, None)
     output.as_json(
         {
             "run": str(run),
             "status": status,
             "results": replace(run_results(run, found), name=run.name).to_json() if found else None,
-            "without_copies": without
-            and {key: getattr(without, key) for key in ("value", "interval", "images", "groups")},
-            "review": review,
+            "left_out": left_out(found) if found else None,
+            "review": _findings(run, config) if found else None,
             "report": page and str(page),
         }
     )
 
 
-def _findings(run: Path, config: Config) -> tuple["Estimate | None", dict[str, int] | None]:
-    """Return the accuracy without copies, and the numbers of findings to decide on, if known."""
+def _findings(run: Path, config: Config) -> dict[str, int] | None:
+    """Return the numbers of findings to decide on, if they are known."""
     from vitft.data.fixes import settled_paths
     from vitft.metrics.results import AuditResults
-    from vitft.predict.validation import HeldOut, accuracy_without_copies
     from vitft.report.decisions import undecided_numbers
 
     audit = read_run_json(run / "audit.json", AuditResults)
     if not audit:
-        return None, None
-    held_out, settled = HeldOut.read(run), settled_paths(config.data)
-    groups = held_out.groups
+        return None
+    settled = settled_paths(config.data)
     labels, copies = undecided_numbers(audit, settled)
     apart = [group for group in audit["duplicates"] if group["across_split"]]
     _, across = undecided_numbers({**audit, "duplicates": apart}, settled)
-    review = {"mislabels": labels, "duplicates": copies, "across_split": across}
-    return accuracy_without_copies(held_out.validation, audit, groups), review
+    return {"mislabels": labels, "duplicates": copies, "across_split": across}
 
 
 def _print_dry_run(args: argparse.Namespace) -> int:

@@ -310,31 +310,27 @@ _MIN_SIMILARITY = 0.75
 """Minimum cosine similarity between the centred features of candidate near-duplicates. Features
 alone cannot tell copies from similar subjects (benchmarks/notebook/duplicates.md), so candidates
 are confirmed by fingerprints."""
+_CANDIDATES = 8  # earlier images with which each image is compared, at most
 
 
-def similar_images(x: Tensor, since: int = 0) -> list[IndexPair]:
-    """Return the index pairs (i < j) of similar images to compare, most similar first.
-
-    With `since`, these are the pairs with j >= since.
+def similar_images(x: Tensor, since: int = 0) -> list[IndexPair] | None:
+    """Return the index pairs (i < j) of images that may be copies, most similar first.
 
     After centring, the cosine similarity of the features (n, D) of each pair is at least
-    `_MIN_SIMILARITY`. There are up to n / 10 pairs, but at least 100 and at most 500 may be
-    returned. The list is empty if more than `CV_IMAGES` squared pairs would be compared.
+    `_MIN_SIMILARITY`. Each image j is paired with its most similar earlier ones, which connects
+    the copies of an image, however many they are. With `since`, only pairs with j >= since are
+    returned. The result is None if more than `CV_IMAGES` squared pairs would be compared.
     """
-    later = len(x) - since
-    if len(x) * later > CV_IMAGES**2:
-        return []
-    most = min(500, max(100, round(0.1 * len(x))))
+    if len(x) * (len(x) - since) > CV_IMAGES**2:
+        return None
     centred = F.normalize(x - x.mean(dim=0))
     found: list[tuple[float, int, int]] = []
-    for begin in range(0, len(centred), 1024):
-        cosines = centred[begin : begin + 1024] @ centred[since:].T  # (m, later)
-        own = torch.arange(begin, begin + len(cosines))
-        cosines.masked_fill_(torch.arange(since, len(centred)) <= own[:, None], -1.0)
-        # Few pairs reach the threshold; sorting all pairs would take much longer.
-        near = torch.nonzero(cosines.flatten() >= _MIN_SIMILARITY).flatten()
-        best = cosines.flatten()[near].topk(min(most, len(near)))
-        places = near[best.indices].tolist()
-        for cosine, place in zip(best.values.tolist(), places, strict=True):
-            found.append((-cosine, begin + place // later, since + place % later))
-    return [(i, j) for _, i, j in sorted(found)[:most]]
+    for begin in range(since, len(centred), 1024):
+        rows = centred[begin : begin + 1024]
+        cosines = rows @ centred[: begin + len(rows)].T  # (m, earlier)
+        cosines.masked_fill_(torch.ones_like(cosines, dtype=torch.bool).triu(begin), -1.0)
+        values, places = cosines.topk(min(_CANDIDATES, cosines.shape[1]), dim=1)
+        near = torch.nonzero(values >= _MIN_SIMILARITY)
+        rows_of, earlier = (begin + near[:, 0]).tolist(), places[near[:, 0], near[:, 1]].tolist()
+        found += zip((-values[near[:, 0], near[:, 1]]).tolist(), earlier, rows_of, strict=True)
+    return [(i, j) for _, i, j in sorted(found)]

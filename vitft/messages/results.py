@@ -295,27 +295,29 @@ def _calibration_text(found: Mapping[str, Any]) -> str:
     return f"{error}{within(bounds)}, {shown}"
 
 
-def copies_rows(one: Estimate | None, found: RunResults) -> list[tuple[str, str]]:
-    """Return rows on the copies of training images in validation and test, if there are any.
-
-    `one` is the accuracy on the validation images without such copies.
-    """
-    texts = [f"accuracy {accuracy_without_copies(one)}"] if one else []
-    if (test := found.get("test")) and test["left_out"]:
-        images = count(test["left_out"], "test image")
-        texts.append(f"{images} excluded, as copies of training or validation images")
-    return [*zip(("Copies", ""), texts, strict=False)]
+ONLY_COPIES = (
+    "all validation images are copies of training images, so the accuracy on them says nothing "
+    "about new images"
+)
 
 
-def accuracy_without_copies(one: Estimate) -> str:
-    """Return the accuracy on validation images that have no copies among the training images."""
-    on = f"on the {measured_on(one)} without copies among the training images"
-    return f"{percent(one.value)}{within(one.interval)} {on}"
+def left_out(found: RunResults) -> dict[str, int]:
+    """Return the numbers of validation and test images that do not count, as copies of others."""
+    test = found.get("test")
+    return {"validation": found.get("left_out") or 0, "test": test["left_out"] if test else 0}
+
+
+def copies_rows(found: RunResults) -> list[tuple[str, str]]:
+    """Return a row on the images that do not count, if there are any."""
+    numbers = left_out(found).items()
+    texts = [count(number, f"{kind} image") for kind, number in numbers if number]
+    text = f"{' and '.join(texts)} excluded, as copies of other images"
+    return [("Copies", text)] if texts else []
 
 
 # what only the page of a run shows: what its numbers rest on, and what would raise them -----------
 
-COPIES_WARNING = "Duplicates across training and validation can make the accuracy too high. "
+COPIES_WARNING = "Validation images that copy training images say little about new images. "
 TEST_COPIES_WARNING = "Test images that copy other images say little about new images. "
 
 

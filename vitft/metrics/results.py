@@ -321,6 +321,9 @@ class RunResults(Metrics, SolvedHeadResults):
     selected_on_validation: bool  # whether the epoch was selected on the validation images
     budget: NotRequired[BudgetResults]  # absent from runs without a time budget
     confirmed_in_float32: NotRequired[Natural]  # number of images with logits recomputed in float32
+    left_out: NotRequired[Natural | None]
+    """Number of validation images excluded, as copies of training images; absent if it is 0, and
+    None if all are copies, so that none is excluded."""
     test: NotRequired[FinalTestResults]  # absent without test images or in an unfinished run
     seconds: NotRequired[Loss]  # absent in an unfinished run
 
@@ -661,6 +664,8 @@ def _tells_more(found: RunResults, crossed: Estimate, validation: Estimate) -> b
     Neither the accuracies may differ (a validation set from another place may be harder) nor, in a
     finished run, the losses (`calibration.are_comparable`).
     """
+    if found.get("left_out", 0) is None:
+        return True
     if crossed.images < _MORE_IMAGES * validation.images or _differ(crossed, validation):
         return False
     calibration = found.get("calibration")

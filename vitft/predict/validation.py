@@ -16,11 +16,10 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from vitft.data.fixes import is_leak
 from vitft.data.image_table import Images, Row, distinct_places, distinct_rows
 from vitft.metrics.calibration import Ints, sigmoid
-from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval, number_groups
-from vitft.metrics.results import AuditResults, Estimate, read_results
+from vitft.metrics.intervals import Flags, Floats, Groups, number_groups
+from vitft.metrics.results import read_results
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
 from vitft.system import rundir
 from vitft.system.errors import RunError
@@ -77,6 +76,7 @@ class HeldOut:
     run: Path
     split: Images  # content of split.csv (see `read_split`)
     logits: ScoreArray  # of the validation images (n, C), in the order of split.csv
+    counted: Ints  # places of those that count: distinct, and unless all are, no training images
     probability: Floats
     """Probability (m,) of the predicted class of training images, or of each label (m, C)."""
     correct: Flags
@@ -113,6 +113,9 @@ class HeldOut:
         own = np.shape(arrays.get("train_probability", ()))
         trained = own if len(own) in (1, 2) else none  # (m,), or (m, C) of a multi-label model
         logits = none if not arrays else (len(split.val), len(classes))
+        if split.rows and "counted" not in arrays:
+            arrays = {**arrays, "counted": distinct_places(split.val)}
+        counted = np.shape(arrays.get("counted", ()))[:1]
         numbers = array(
             "cross_validated", np.int64, (len(split.rows),), none, low=-1, high=len(classes) - 1
         )
@@ -120,6 +123,7 @@ class HeldOut:
             run=run,
             split=split,
             logits=array("logits", np.float32, logits),
+            counted=array("counted", np.int64, counted, low=0, high=len(split.val) - 1),
             probability=array("train_probability", np.float64, trained, low=0, high=1),
             correct=array("train_correct", np.bool_, trained),
             label_probability=array(
@@ -191,8 +195,10 @@ class HeldOut:
 
     @cached_property
     def _distinct(self) -> tuple[Sequence[Row], ScoreArray]:
-        """Rows of the distinct validation images, and their logits (n, C)."""
-        return distinct_rows(self.split.val), self.logits[distinct_places(self.split.val)]
+        """Rows of the validation images that count, and their logits (n, C)."""
+        images = self.split.where(self.split.column("split") == "val")
+        rows = images.where(self.counted).rows
+        return rows, self.logits[self.counted] if len(self.logits) else self.logits
 
     def answers(self) -> _HeldOutAnswers:
         """Return the answers for the distinct validation images, and then for training images.
@@ -203,7 +209,7 @@ class HeldOut:
         validation, training = self.validation, self._training
         if len(self.label_probability) != len(training):
             raise self._incomplete("probabilities")
-        rows = [*distinct_rows(self.split.val), *training]
+        rows = [*self._distinct[0], *training]
         predicted = [one.predicted for one in validation]
         predicted += [self.cross_validated[row.sha256] for row in training]
         index = {name: number for number, name in enumerate(self.split.classes)}
@@ -250,7 +256,7 @@ class HeldOut:
     @property
     def groups(self) -> Groups | None:
         """Groups of the distinct validation images, if they have any."""
-        return _groups_of(distinct_rows(self.split.val))  # also of a run without predictions
+        return _groups_of(self._distinct[0])  # also of a run without predictions
 
 
 def _groups_of(rows: Sequence[Row]) -> Groups | None:
@@ -278,30 +284,6 @@ def read_split(run: Path) -> Images:
     if manifest.labels:
         return replace(manifest, labels=classes)
     return manifest.with_classes(classes)
-
-
-def accuracy_without_copies(
-    predictions: Sequence[ValidationPrediction], audit: AuditResults, groups: Groups | None = None
-) -> Estimate | None:
-    """Return the accuracy on the validation images that have no copies among the training images.
-
-    Copies are identical or nearly identical images. The result is None if there are none, or if all
-    validation images have some. `groups` are the groups of the images, if they have any.
-    """
-    leaks = [group for group in audit.get("duplicates", []) if is_leak(group)]
-    leaked = {member["path"] for group in leaks for member in group["members"]}
-    kept = [i for i, one in enumerate(predictions) if one.path not in leaked]
-    right = np.array([predictions[i].is_correct for i in kept])
-    if not kept or len(kept) == len(predictions):
-        return None
-    units = None if groups is None else groups[kept]
-    return Estimate(
-        value=float(right.mean()),
-        interval=accuracy_interval(right, units),
-        images=len(kept),
-        groups=0 if units is None else len({*units.tolist()}),
-        kind="validation",
-    )
 
 
 def mistakes(predictions: Sequence[ValidationPrediction]) -> list[ValidationPrediction]:

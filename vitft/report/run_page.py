@@ -20,7 +20,7 @@ from vitft.messages import results as messages
 from vitft.metrics.intervals import Interval, sample_size
 from vitft.metrics.results import class_pair_counts, own_cross_validation
 from vitft.models.pretrained.catalog import weights_name
-from vitft.predict.validation import accuracy_without_copies, least_confident, mistakes
+from vitft.predict.validation import least_confident, mistakes
 from vitft.report.charts import chart_sections, score_bar
 from vitft.report.decisions import MAX_FINDINGS, former_fixes, run_decisions, undecided_numbers
 from vitft.report.html import SHADES, filled, render
@@ -29,7 +29,6 @@ from vitft.report.run_files import (
     Thumbnails,
     command_of,
     effective_settings,
-    groups_of,
     read_run,
 )
 from vitft.system.console import visible
@@ -351,7 +350,6 @@ def _advise(run: Run) -> dict[str, Any] | None:
             keys = ("weights", "name"), ("optim", "solver")
             start = [str(run.setting(*key) or "") for key in keys]
             remedy = messages.chance_remedy(*start, mirrored=mirrored, too_few=chance.too_few)
-    units = groups_of([one.sha256 for one in run.predictions], [run])
     settled = paths_settled_by(former_fixes(run)[0])
     # Images that measure the accuracy well enough; with groups, a number of these would be needed
     best = own_cross_validation(run.measured) or run.measured  # few images may all be right
@@ -364,7 +362,6 @@ def _advise(run: Run) -> dict[str, Any] | None:
         "chance": chance,
         "remedy": remedy,
         "leaks": sum(map(is_leak, run.audit.get("duplicates", []))),
-        "without": accuracy_without_copies(run.predictions, run.audit, units),
         "suspects": sum(item["path"] not in settled for item in run.audit.get("mislabels", [])),
         **({} if chance else _improvements(run)),
         "needed": needed if is_wide else 0,

@@ -3,8 +3,9 @@
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any, cast
 
 import numpy as np
@@ -12,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitft.data.image_table import Row, distinct_places, distinct_rows
+from vitft.data.image_table import Images, Row, distinct_places, distinct_rows
 from vitft.features.cut import BothHeads
+from vitft.messages.results import ONLY_COPIES
 from vitft.metrics.calibration import (
     FittedTemperature,
     ScoredSet,
@@ -42,8 +44,7 @@ from vitft.system.files import writing
 from vitft.training.batches import Dataset
 from vitft.training.loop import predict_logits
 from vitft.training.record import Fitted, ScoredImages
-from vitft.training.reports import near_copies
-from vitft.training.stages import representative_scores
+from vitft.training.stages import near_copies, representative_scores
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,10 @@ def evaluate(fitted: Fitted) -> _Evaluated:
         data, results, scored = fitted.inputs.data, fitted.results, representative_scores(fitted)
         manifest = data.manifest
         every, confirmed = _final_logits(fitted, manifest.val)
-        rows, heads = distinct_rows(manifest.val), every[distinct_places(manifest.val)]
+        copies = data.group.main_only(lambda: near_copies(fitted))
+        counted, left_out = _counted_places(manifest, copies)
+        rows = manifest.where(manifest.column("split") == "val").where(counted).rows
+        heads = every[counted]
         logits, labels, groups = heads[:, 0], data.labels(rows).cpu(), data.units(rows)
         if heads.shape[1] > 1:  # the second head reads the last block
             top1 = fraction_right(are_right(heads[:, 1], labels))
@@ -105,12 +109,13 @@ def evaluate(fitted: Fitted) -> _Evaluated:
             **measured,
             **calibrated_metrics(exact, labels, fit, groups),
             **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
-            **_final_test(fitted, fit.value, outputs),
+            **({} if left_out == 0 else {"left_out": left_out}),
+            **_final_test(fitted, fit.value, outputs, copies),
             "seconds": round(time.monotonic() - fitted.runtime.started, 1),
         }
 
         # Contents of validation.npz
-        arrays = {"logits": _divided(every[:, 0], fit.value).numpy()}  # in manifest order
+        arrays = {"logits": _divided(every[:, 0], fit.value).numpy(), "counted": counted}
         if training is not None:  # calibration used cross-validated logits as well
             answers, truth = training.logits / fit.value, training.labels
             probability, correct = sigmoid(answers), truth.astype(bool)  # per label (m, C)
@@ -170,19 +175,40 @@ def _cross_validated_classes(data: Dataset, scored: ScoredImages) -> NDArray[np.
     )
 
 
+def _counted_places(
+    manifest: Images, copies: Mapping[str, str]
+) -> tuple[NDArray[np.int64], int | None]:
+    """Return the places of the validation images that count, and how many do not, as copies.
+
+    The number is None if all are copies of training images, so that none is left out.
+    """
+    new, places = _are_new(manifest.val, manifest.train, copies), distinct_places(manifest.val)
+    if not new.any():
+        log.warning(ONLY_COPIES)
+        return places, None
+    return places[new[places]], int((~new).sum())
+
+
+def _are_new(
+    rows: Sequence[Row], others: Iterable[Row], copies: Mapping[str, str]
+) -> NDArray[np.bool_]:
+    """Return which images (n,) are not copies of others, given groups of near-duplicates."""
+    known = {copies.get(row.sha256, row.sha256) for row in others}
+    return np.array([copies.get(row.sha256, row.sha256) not in known for row in rows], np.bool_)
+
+
 def _final_test(
-    fitted: Fitted, temperature: "float | Floats", outputs: Outputs
+    fitted: Fitted,
+    temperature: "float | Floats",
+    outputs: Outputs,
+    copies: Mapping[str, str],
 ) -> dict[str, FinalTestResults]:
     """Evaluate the model on the test images other than copies of other images, if any."""
     data = fitted.inputs.data
     if not data.manifest.test:
         return {}
-    copies = data.group.main_only(lambda: near_copies(fitted))
-    names = [copies.get(row.sha256, row.sha256) for row in data.manifest.test]
-    tested, own = {*names}, (r.sha256 for r in data.manifest.rows if r.split != "test")
-    known = {name for sha256 in own if (name := copies.get(sha256, sha256)) in tested}
-    pairs = zip(data.manifest.test, names, strict=True)
-    others = [row for row, name in pairs if name not in known]
+    test, known = data.manifest.test, (row for row in data.manifest.rows if row.split != "test")
+    others = [*compress(test, _are_new(test, known, copies))]
     rows = distinct_rows(others)
     if not rows:
         log.warning("the test images are not evaluated: all are copies of other images")
@@ -194,7 +220,7 @@ def _final_test(
     measured = classification_metrics(logits, labels, outputs, groups=groups)
     single = temperature if isinstance(temperature, float) else None
     more = probability_metrics(scaled, labels, temperature=single, groups=groups)
-    left_out = len(data.manifest.test) - len(others)
+    left_out = len(test) - len(others)
     found = {**measured, **more, "left_out": left_out, **data.known_to_weights(rows)}
     return {"test": cast("FinalTestResults", found)}
 

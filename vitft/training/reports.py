@@ -16,17 +16,15 @@ from torch import Tensor
 
 from vitft.check.folder import audit_images, audit_summary
 from vitft.data.arrays import PixelArray
-from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.fixes import settled_paths
-from vitft.data.image_table import Images, Row, distinct_rows
+from vitft.data.image_table import Images, Row
 from vitft.data.images import in_chunks, in_order, open_image, thumbnail_jpeg, thumbnail_size
 from vitft.data.transforms import measure_view
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
-from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.folds import CV_IMAGES, in_one_group, stratified_subset
 from vitft.features.head import HeldOutLogits, cross_validation_rows, default_penalty
-from vitft.features.label_errors import check_scored_labels, out_of_fold_logits, similar_images
+from vitft.features.label_errors import check_scored_labels, out_of_fold_logits
 from vitft.features.ood import (
     REFERENCE_FILE,
     TOO_HIGH,
@@ -49,6 +47,7 @@ from vitft.system.rundir import RunDir
 from vitft.system.text import count
 from vitft.training.batches import Dataset, StageInputs
 from vitft.training.record import Fitted, ScoredImages
+from vitft.training.stages import grouped_data, near_copies
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +83,10 @@ def write_reports(fitted: Fitted, *, complete: bool = True) -> None:
 def _audit_run(fitted: Fitted) -> AuditResults:
     """Return the contents of audit.json, from the inputs to the first stage of a run."""
     inputs, config = fitted.start.inputs, fitted.config
-    data = inputs.data
+    data = grouped_data(fitted)
     mislabels, probabilities = list[Mislabel](), dict[str, dict[str, float]]()
     if inputs.cut.pooled:
+        inputs = replace(inputs, data=data)
         scored = fitted.scored or _score_by_default_head(inputs, seed=config.train.seed)
         if scored.held_out is not None:
             mislabels, probabilities = _check_labels(data, scored, scored.held_out)
@@ -143,39 +143,6 @@ def _score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
     return ScoredImages(features=x, held_out=(rows[known], logits[known]))
 
 
-def near_copies(fitted: Fitted) -> Mapping[str, str]:
-    """Map the digests of near-duplicates, test images too, to groups, in the main process.
-
-    They are found once: for the split, or else by the features that the first stage has cached.
-    """
-    inputs, config = fitted.start.inputs, fitted.config
-    data = inputs.data
-    if fitted.copies is None and (config.data.group_duplicates or not inputs.cut.pooled):
-        fitted.copies = data.duplicates
-    if fitted.copies is None:
-        own = data.distinct
-        known = {row.sha256 for row in own}
-        test = [row for row in distinct_rows(data.manifest.test) if row.sha256 not in known]
-        pairs = similar_images(
-            fitted.scored.features if fitted.scored else inputs.last_features(own)
-        )
-        distinct = [*own, *test]
-        if test:
-            pairs += similar_images(inputs.last_features(distinct), since=len(own))
-        rows = sorted({row for pair in pairs for row in pair})
-        digests = [distinct[row].sha256 for row in rows]
-        fingerprints = Fingerprints(config.train.cache, data.transform.grey_range)
-        images = replace(data.manifest, rows=[distinct[row] for row in rows])
-        fingerprint_folder(images, fingerprints, max_pixels=data.max_pixels)
-        found = list[IndexPair]()
-        if {*digests} == {*fingerprints.by_digest}:  # no file has changed since the run started
-            position = {row: i for i, row in enumerate(rows)}
-            some = [(position[one], position[other]) for one, other in pairs]
-            found = copies_among(fingerprints.table(digests), some)
-        fitted.copies = group_names(digests, found)
-    return fitted.copies
-
-
 # reference distribution of the features, to detect out-of-distribution images ---------------------
 
 _NEVER_FLAGGED = "this is not supported for multi-label models"
@@ -205,7 +172,7 @@ def _write_reference(fitted: Fitted) -> OodResults:
         features,
         inputs.data.labels(rows).cpu().numpy(),
         is_validation | frozen,
-        inputs.data.group_ids(rows).numpy(),
+        grouped_data(fitted).group_ids(rows).numpy(),
         trained=not frozen,
         intermediate=intermediate,
         intermediate_blocks=blocks,

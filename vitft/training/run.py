@@ -147,6 +147,7 @@ def fit(fitted: Fitted) -> None:
         if number > first:  # it starts from the best weights of the previous stage
             best.restore()
             best.weights = {}  # to save memory: the model has them
+            best.facts["since"] = 0
         if number:
             log.info(
                 f"next stage: --train {stage}, starting from the weights of the previous stage"

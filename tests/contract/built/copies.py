@@ -92,10 +92,12 @@ def leaked_validation(folder: Path) -> None:
         shutil.copyfile(folder / "train" / name / "0.jpg", folder / "val" / name / "again.jpg")
 
 
-def saved_again(folder: Path) -> None:
+def saved_again(folder: Path, each: int = 10) -> None:
     """Save 20 scenes again in `mixed`, and in `data` as test images, with four others."""
-    scenes_folder(folder / "data/test", each=12)
-    for path in sorted((folder / "data/test").glob("*/?.jpg")):
+    scenes_folder(folder / "data/test", each=each + 2)
+    for path in sorted((folder / "data/test").glob("*/*.jpg")):
+        if int(path.stem) >= each:
+            continue
         for place in (
             folder / "mixed" / path.parent.name,
             folder / "data/train" / path.parent.name,
@@ -104,6 +106,11 @@ def saved_again(folder: Path) -> None:
             shutil.copy(path, place)
         Image.open(path).resize((120, 90)).save(path, quality=80)
         shutil.copy(path, folder / "mixed" / path.parent.name / f"{path.stem}_again.jpg")
+
+
+def many_saved_again(folder: Path) -> None:
+    """Save 120 scenes again, as `saved_again` does."""
+    saved_again(folder, each=60)
 
 
 def arrows(folder: Path) -> None:
