@@ -87,6 +87,22 @@ def test_peft_reproduces_the_run_from_its_adapter(
     assert written["inference_mode"] is True
 
 
+def test_a_fraction_of_the_adapters_is_that_fraction_of_the_change_in_the_weights(
+    image_folder: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    before, _ = load_checkpoint(tiny_weights)
+    changes = []
+    for fraction in (1.0, 0.5):
+        optim = {"lr": 0.1, "epochs": 1, "schedule": "constant", "interpolation": fraction}
+        out = tmp_path / str(fraction)
+        run_it(image_folder, tiny_weights, out, train={"layers": "lora"}, optim=optim)
+        after, _ = load_checkpoint(out / "model.safetensors")
+        changes.append(after["blocks.1.mlp.fc1.weight"] - before["blocks.1.mlp.fc1.weight"])
+
+    assert changes[0].abs().max() > 0.1
+    torch.testing.assert_close(changes[1], changes[0] / 2, atol=1e-6, rtol=1e-5)
+
+
 def test_the_adapter_applies_to_the_model_of_timm(
     image_folder: Path, tmp_path: Path, tiny_config: ViTConfig
 ) -> None:

@@ -139,6 +139,8 @@ class Images:
     shown: str = ""
     """Name of the data in messages, if it is neither a folder nor a table of the user."""
     predicted: bool = False  # whether the table has the columns of `vitft predict`
+    shown_paths: Mapping[str, str] = field(default_factory=dict)
+    """Mapping from paths to the names in `vitft predict`, e.g. of shard and member."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", pack(self.rows))

@@ -123,13 +123,14 @@ def load_weights_model(
     tensors, config = source.tensors, source.architecture
     if source.unusable_head:  # its input is not the feature computed by this model
         tensors = {n: t for n, t in tensors.items() if not n.startswith("head")}
-        config = replace(config, num_classes=0)
     net = build_model({n: t.float() for n, t in tensors.items()}, config)
     return ExplainedModel(
         name=source.name,
         net=net.to(pick_device(device)),
         transform=source.transform,
-        outputs=Outputs.of(source.classes or map(str, range(config.num_classes))),
+        outputs=Outputs.of(
+            source.classes[: config.num_classes] or map(str, range(config.num_classes))
+        ),
     )
 
 

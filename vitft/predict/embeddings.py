@@ -109,7 +109,9 @@ def list_images(names: Sequence[str], stdin: BinaryIO | None = None) -> Images:
             raise DataError(problem, fix="save the image, and use the file")
     check_some_exist([source.path for source in found])
     bad = tuple((source.name, source.error) for source in found if source.error)
-    return Images(Path(), (), [Row(s.path, 0) for s in found if not s.error], bad=bad)
+    good = [source for source in found if not source.error]
+    shown = {source.path: source.name for source in good}
+    return Images(Path(), (), [Row(s.path, 0) for s in good], bad=bad, shown_paths=shown)
 
 
 def chosen_weights(
@@ -160,7 +162,9 @@ def load_embedder(
 
     def embed(images: Images) -> Embeddings:
         before = extractor.computed
-        inspected = inspect_dataset(images, allow_bad=True, **options)
+        inspected, shown = inspect_dataset(images, allow_bad=True, **options), images.shown_paths
+        bad = tuple((shown.get(path, path), reason) for path, reason in inspected.bad)
+        inspected = replace(inspected, bad=bad)
         log_inspection(inspected)
         check_any_readable(inspected)
         if not pipeline.transform.grey_range:
@@ -173,6 +177,7 @@ def load_embedder(
             part = vectors[i : i + _AT_ONCE]
             part /= np.linalg.norm(part, axis=1, keepdims=True).clip(1e-12)
         precision = "bf16" if extractor.precision == "bf16" else "fp32"
+        paths = tuple(shown[path] for path in paths)
         return Embeddings(paths, digests, vectors, model, precision, inspected.bad)
 
     return embed

@@ -124,8 +124,10 @@ class WeightAverage:
     def __init__(self, weights: Mapping[str, Tensor], decay: float, fraction: float = 1.0) -> None:
         self.weights, self.decay, self.fraction = weights, decay, fraction
         self.average = {name: w.detach().clone() for name, w in weights.items() if decay}
-        self.before = {name: w.detach().clone() for name, w in weights.items() if fraction < 1}
-        """Weights before training."""
+        kept = [name for name in weights if fraction < 1 and ".lora_A." not in name]
+        self.before = {name: weights[name].detach().clone() for name in kept}
+        """Weights before training, without the A of LoRA's B @ A, because B is 0 before training:
+        the fraction of B is that of the product."""
         self.swapped_out: dict[str, Tensor] = {}  # trained ones while others are loaded
 
     @property

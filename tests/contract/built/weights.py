@@ -321,7 +321,10 @@ def other_pooling(folder: Path) -> None:
     (folder / "w").mkdir()
     save_file(state(), folder / "w" / "model.safetensors")
     config: dict[str, Any] = {"architecture": "vit_tiny_patch16_224", "global_pool": "avgmax"}
-    config |= {"pretrained_cfg": {}, "model_args": {"num_heads": 1}}
+    config |= {
+        "pretrained_cfg": {"label_names": ["cat", "dog", "owl"]},
+        "model_args": {"num_heads": 1},
+    }
     (folder / "w" / "config.json").write_text(json.dumps(config))
 
 

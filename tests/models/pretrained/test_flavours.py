@@ -17,7 +17,8 @@ from tests.contract.built.weights import random_weights
 from tests.models.test_stem import random_hybrid
 from vitft import load_pretrained
 from vitft.data import EvalTransform
-from vitft.models import ViTConfig
+from vitft.models import ViTConfig, find_model, load_classifier
+from vitft.system import RunError, WeightsError
 
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 CONFIG = ViTConfig(
@@ -143,6 +144,44 @@ def test_a_hf_distilled_deit_averages_its_heads(tmp_path: Path, images: Tensor) 
 
     assert (ours(images) - theirs(images).logits).abs().max() <= 1e-5
     assert "distilled" in report.architecture
+
+
+TEXT: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+TEXT |= {"intermediate_size": 16, "vocab_size": 9, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("Dinov2", r"wrong shape: head.weight \(5, 128\) instead of \(5, 64\)"),
+        ("DeiT", "missing: head_dist.weight"),
+        ("CLIP", "the mean of the patch tokens"),
+        ("Siglip", "the mean of the patch tokens"),
+    ],
+)
+def test_a_hf_head_on_another_feature_is_not_used(
+    kind: str, reason: str, tmp_path: Path, images: Tensor
+) -> None:
+    is_tower = kind in ("CLIP", "Siglip")
+    fields = {"vision_config": SIZES, "text_config": TEXT} if is_tower else SIZES
+    names = dict(enumerate("abcde"))
+    config = getattr(transformers, f"{kind}Config")(**fields, id2label=names)
+    model = getattr(transformers, f"{kind}ForImageClassification")
+    theirs = random_and_saved(model(config), tmp_path)
+
+    ours, report = load_pretrained(tmp_path, num_classes=0)
+
+    if is_tower:
+        expected = theirs.vision_model(images).pooler_output
+    else:
+        expected = theirs.base_model(images).last_hidden_state[:, 0]
+    assert (ours(images) - expected).abs().max() <= 1e-5
+    assert "head.bias (5,)" in report.dropped
+    with pytest.raises(WeightsError, match=f"cannot use the head of .*{reason}"):
+        load_pretrained(tmp_path)
+    with pytest.raises(RunError, match=f"cannot classify with .*{reason}"):
+        load_classifier(find_model(str(tmp_path)))
 
 
 # Google's .npz

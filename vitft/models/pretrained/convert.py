@@ -26,6 +26,7 @@ from vitft.models.card import first_five, tensor_mismatch
 from vitft.models.checkpoint import facts_of
 from vitft.models.vit_config import (
     SIZES,
+    TIMM_POOLS,
     Activation,
     Pool,
     RopeConfig,
@@ -124,6 +125,7 @@ class SidecarFacts:
     norm_eps: float | None = None  # epsilon of the LayerNorms
     activation: Activation | None = None
     pool: str = ""  # input of the head, as named by timm, e.g. token or avg
+    unusable_head: str = ""  # reason that the layout shows, as of `PretrainedWeights`
     is_named: bool = False  # whether the next three facts are known, not assumed
     rope: RopeConfig | None = None
     pool_heads: int = 0
@@ -153,6 +155,8 @@ def convert(
         names, heads = _convert_npz(names)
         facts = replace(facts, heads=heads or facts.heads)
     elif flavour != "timm":
+        if "classifier.weight" in names and any(n.startswith("vision_model.") for n in names):
+            facts = replace(facts, unusable_head="the head expects the mean of the patch tokens")
         names = _rename_all(names)
         # SigLIP 2 NaFlex projects patches by a linear layer; images may have any number of them
         if names.get("patch_embed.proj.weight", torch.empty(())).ndim == 2:
@@ -369,6 +373,20 @@ def _may_rotate(tensors: Mapping[str, Tensor]) -> bool:
         or is_perception_encoder
         or "blocks.0.gamma_1" in tensors
     )
+
+
+def infer_with_head(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> tuple[ViTConfig, str]:
+    """Return the architecture, without an unusable head, and why it is unusable, or ""."""
+    body = {n: t for n, t in tensors.items() if not n.startswith(("head.", "head_dist."))}
+    config, reason = infer_config(body, facts), facts.unusable_head
+    if len(body) == len(tensors):
+        return config, ""
+    whole = replace(config, num_classes=_shape_of(tensors, "head.weight", 2)[0])
+    if facts.pool not in ("", TIMM_POOLS[config.pool]):
+        reason = f"the head expects timm's {facts.pool} pooling"
+    elif mismatch := tensor_mismatch(facts_of(tensors), vit_shapes(whole)):
+        reason = f"the head does not fit the model ({mismatch})"
+    return config if reason else whole, reason
 
 
 def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfig:

@@ -214,7 +214,8 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         shape, tensors = weights.architecture, dict(weights.tensors)
         is_usable = not (weights.unusable_head or shape.distilled or shape.pre_logits)
         is_kept = is_usable and weights.stated_classes == tuple(classes)
-        how = "kept" if is_kept else f"not used: it is for {listing(weights.stated_classes)}"
+        why = weights.unusable_head or f"it is for {listing(weights.stated_classes)}"
+        how = "kept" if is_kept else f"not used: {why}"
         if is_kept and shape.read_blocks > 1:
             tensors |= {f"head.{n}": tensors.pop(f"last_head.{n}") for n in ("weight", "bias")}
             weights = replace(weights, tensors=tensors, architecture=replace(shape, read_blocks=1))
@@ -222,10 +223,10 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         num_classes = None if is_kept else num_classes
     source, new_head = weights.architecture, num_classes is not None
     keeps_head = not new_head and source.num_classes > 0
-    if weights.unusable_head and keeps_head:
+    if weights.unusable_head and not new_head:
         raise WeightsError(
             f"cannot use the head of {weights.name}: {weights.unusable_head}",
-            fix="set num_classes to create a new head on the class token",
+            fix="set num_classes to create a new head",
         )
     if pre_logits == "keep" and not source.pre_logits:
         raise WeightsError(

@@ -42,7 +42,13 @@ from vitft.models.pretrained.catalog import (
     is_timm,
     locate,
 )
-from vitft.models.pretrained.convert import Flavour, PosEmbed, SidecarFacts, convert, infer_config
+from vitft.models.pretrained.convert import (
+    Flavour,
+    PosEmbed,
+    SidecarFacts,
+    convert,
+    infer_with_head,
+)
 from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.read import JsonTable, RawWeights, read_table_file, read_weights
 from vitft.models.registry import architecture_config
@@ -286,7 +292,7 @@ class PretrainedWeights:
     """Weights as published, with vitft's tensor names."""
 
     flavour: Flavour
-    tensors: Mapping[str, Tensor]  # exactly the tensors of a model built from `architecture`
+    tensors: Mapping[str, Tensor]  # those of a model built from `architecture`, and unusable heads
     architecture: ViTConfig
     transform: EvalTransform
     statistics_source: str  # origin of the transform's mean and std
@@ -376,7 +382,7 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
         )
     try:
         flavour, tensors, facts, unused = convert(raw.tensors, facts)
-        architecture = infer_config(tensors, facts)
+        architecture, unusable_head = infer_with_head(tensors, facts)
     except WeightsError as error:
         raise WeightsError(f"{raw.path}: {error.problem}", fix=error.fix) from error
     notes = [*raw.notes, *facts.notes]
@@ -396,8 +402,7 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
         )
     published = facts.published or provenance["name"].removeprefix("hf:")
     transform, source = _transform_of(facts, architecture, flavour, published, raw.path)
-    classes = facts.classes if len(facts.classes) == architecture.num_classes else ()
-    is_other = facts.pool not in ("", TIMM_POOLS[architecture.pool])
+    classes = facts.classes if len(facts.classes) == len(tensors.get("head.weight", ())) else ()
     return PretrainedWeights(
         flavour=flavour,
         tensors=tensors,
@@ -409,7 +414,7 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
         published=published,
         dropped=(*raw.dropped, *unused),
         resampling=facts.resampling,
-        unusable_head=f"the head expects timm's {facts.pool} pooling" if is_other else "",
+        unusable_head=unusable_head,
         notes=tuple(notes),
     )
 
@@ -491,7 +496,7 @@ def load_classifier(
         raise RunError(error.problem, fix=error.fix) from error
     unnamed = "vitft did not write it, and no config.json next to it lists the classes"
     log_assumptions(weights)
-    if reason := weights.unusable_head if weights.classes else unnamed:
+    if reason := weights.unusable_head or ("" if weights.classes else unnamed):
         raise RunError(
             f"cannot classify with {path}: {reason}",
             fix="use it as pretrained weights: vitft finetune --data DIR --weights "
