@@ -317,6 +317,12 @@ def is_leak(group: CopyGroup) -> bool:
     return {"train", "val"} <= {member["split"] for member in group["members"]}
 
 
+def leaked_paths(audit: AuditResults) -> set[str]:
+    """Return the paths of the images in groups with both training and validation images."""
+    leaks = filter(is_leak, audit.get("duplicates", []))
+    return {member["path"] for group in leaks for member in group["members"]}
+
+
 def propose_fixes(audit: AuditResults) -> list[Fix]:
     """Return the proposed fixes, at most one per file, those that change something first."""
     fixes = [

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from vitft.data.fixes import is_leak
+from vitft.data.fixes import leaked_paths
 from vitft.data.image_table import Images, Row, distinct_places, distinct_rows
 from vitft.metrics.calibration import Ints, sigmoid
 from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval, number_groups
@@ -288,8 +288,7 @@ def accuracy_without_copies(
     Copies are identical or nearly identical images. The result is None if there are none, or if all
     validation images have some. `groups` are the groups of the images, if they have any.
     """
-    leaks = [group for group in audit.get("duplicates", []) if is_leak(group)]
-    leaked = {member["path"] for group in leaks for member in group["members"]}
+    leaked = leaked_paths(audit)
     kept = [i for i, one in enumerate(predictions) if one.path not in leaked]
     right = np.array([predictions[i].is_correct for i in kept])
     if not kept or len(kept) == len(predictions):
