@@ -1,8 +1,9 @@
 """Comparison of several runs on the validation images that they share, its page and its figure.
 
 Images are matched by the digest of their bytes, and classes by name. Each image is counted once,
-and only if no run was trained on it or on a copy of it. The significance test compares these
-trained models, not their settings: another seed would result in a different model.
+and only if no run was trained on it, on a copy of it or on another image of its group. The
+significance test compares these trained models, not their settings: another seed would result in a
+different model.
 
 Whether the fixes of a run helped is measured on images that have the same label in both runs. If
 both have cross-validated predictions, these are all training and validation images, otherwise the
@@ -227,11 +228,14 @@ def _fixes_effect(
 def _cross_validated_pairs(first: Run, second: Run) -> tuple[Flags, Flags, Groups | None]:
     """Return whether each of two runs is right on images (n,), and the groups of the images.
 
-    The images are those with the same single label in both runs that both cross-validated.
+    The images are those with the same single label in both runs that both cross-validated. There
+    are none if their groups differ, because only one of the runs kept these in one fold.
     """
     one, other = _labels_by_digest(first), _labels_by_digest(second)
     both = sorted(first.cross_validated.keys() & second.cross_validated.keys())
     keys = [key for key in both if len(one.get(key, ())) == 1 and one[key] == other.get(key)]
+    known = [{row.sha256: row.group for row in run.rows} for run in (first, second)]
+    keys = keys if all(known[0][key] == known[1][key] for key in keys) else []
     right, also_right = (
         np.array([{run.cross_validated[key]} == one[key] for key in keys], bool)
         for run in (first, second)
@@ -422,17 +426,18 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
 
 
 def _known_images(runs: Sequence[Run]) -> set[str]:
-    """Return the digests of the images that a run was trained on, or on a copy of them."""
-    known = set[str]().union(*(run.seen for run in runs))
+    """Return the digests of the images that a run was trained on, or on their copies or groups."""
+    known = trained = set[str]().union(*(run.seen for run in runs))
     for run in runs:
         leaked = leaked_paths(run.audit)
-        known |= {row.sha256 for row in run.rows if row.path in leaked}
+        groups = {row.unit for row in run.rows if row.unit and row.sha256 in trained}
+        known = known | {r.sha256 for r in run.rows if r.unit in groups or r.path in leaked}
     return known
 
 
 _KNOWN = (
-    "known from training: the same image or a copy of it trained a run, its initial weights or its "
-    "teacher"
+    "known from training: the same image, a copy of it or another image of its group trained a "
+    "run, its initial weights or its teacher"
 )
 _OWN_LABELS = (
     "Runs with different fixes are each scored with their own labels, so their accuracies in "
