@@ -76,7 +76,7 @@ def test_images_that_trained_the_weights_of_a_run_are_not_compared(tmp_path: Pat
     found = compared(one, other)
 
     assert len(found.images) == 6  # of 12
-    assert "Excluded: 6 validation images used to train the initial" in " ".join(found.limits)
+    assert "Excluded: 6 validation images known from training" in " ".join(found.limits)
 
 
 # the page -----------------------------------------------------------------------------------------

@@ -2,15 +2,14 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
 from vitft.cli.parser import Command, given
-from vitft.config.run import Config, setting_words
-from vitft.config.sections import DataSpec
+from vitft.config.run import Config, read_run_config
 from vitft.data.copies import prepare_data
 from vitft.data.fixes import (
     UNDECIDED,
@@ -20,14 +19,14 @@ from vitft.data.fixes import (
     subset_names,
     write_fixes,
 )
-from vitft.data.label_table import TABLE_SETTINGS, with_table_settings
+from vitft.data.label_table import SETTING_OF, TABLE_SETTINGS, with_table_settings
 from vitft.data.table import is_table
 from vitft.data.transforms import describe_view
 from vitft.models.pretrained.catalog import check_weights_name
 from vitft.system.errors import DataError, RunError
 from vitft.system.files import free_name, writing
-from vitft.system.rundir import check_folder_name, check_outside
-from vitft.system.text import count, labelled, listing, redacted, shell_join, whole_percent
+from vitft.system.rundir import check_folder_name, check_outside, run_path
+from vitft.system.text import count, labelled, listing, redacted, shell_quote, whole_percent
 
 if TYPE_CHECKING:
     from vitft.check.folder import CheckResult
@@ -62,10 +61,17 @@ data options:
 def _check_command(args: argparse.Namespace) -> int:
     """Check the folder, print the problems and write the proposed fixes and the page."""
     from vitft.check.folder import check_folder, read_run_settings, write_check_page
+    from vitft.report.decisions import command_for_fixes
 
     config, split = read_run_settings(args.run) if args.run else (Config(), None)
     spec = with_table_settings(config.data, args.set)
     data = prepare_data(args.data, spec)
+    plain = {"weights": {"name": args.weights or ""}}
+    settings = read_run_config(run_path(args.run)) if args.run else plain
+    settings["data"] = asdict(spec) | {"path": redacted(args.data)}
+    if not is_table(data):
+        columns = [key.partition(".")[2] for key in SETTING_OF.values()]
+        settings["data"] |= dict.fromkeys(columns, "")
     out = Path(args.out).expanduser()
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file, not a folder", fix="choose a folder with --out DIR")
@@ -81,8 +87,7 @@ def _check_command(args: argparse.Namespace) -> int:
     config = replace(config, weights=replace(config.weights, name=name))
     used = replace(config, data=spec, train=replace(config.train, **given(args, "cache", "device")))
     outcome = check_folder(data, used, split=split, needs_fixes=bool(args.fixes))
-    together = outcome.groups_help or bool(args.run and config.data.group_duplicates)
-    command = _training_command(args, data, spec, config, together=together)
+    command = command_for_fixes(settings, args.run or "", together=outcome.groups_help)
     if outcome.fixes:
         with writing(fixes):
             fixes.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +98,7 @@ def _check_command(args: argparse.Namespace) -> int:
             outcome,
             free_name(fixes.with_name("check.html"), suffix=".html"),
             name=data.resolve().name if outcome.folder.table is None else outcome.folder.name,
-            command=shell_join(command),
+            command=command,
             max_pixels=spec.max_pixels,
         )
     written = str(fixes) if outcome.fixes else None
@@ -122,24 +127,6 @@ def _earlier_table(fixes: Path, outcome: "CheckResult") -> str:
         f"{fixes.with_name('fixes.csv')} of an earlier check was not applied. To see what remains, "
         "add --fixes with the table that you have edited"
     )
-
-
-def _training_command(
-    args: argparse.Namespace, data: Path, spec: DataSpec, config: Config, *, together: bool
-) -> list[str]:
-    """Return the command that trains with the weights of the check, near-duplicates together."""
-    command, usual = ["vitft", "finetune", "--data", redacted(args.data)], DataSpec()
-    for key in TABLE_SETTINGS if is_table(data) or spec.classes else ():
-        value = getattr(spec, key.partition(".")[2])
-        if value != getattr(usual, key.partition(".")[2]):
-            command += setting_words(key, value)
-    if args.run or args.weights:
-        command += ["--weights", config.weights.name]
-        command += ["--allow-pickle"] * config.weights.allow_pickle
-    if args.run and config.data.split in ("content", "time"):
-        command += ["--split", "time"] * (config.data.split == "time") + ["--like", args.run]
-        command += setting_words("data.time", config.data.time) if config.data.time else []
-    return [*command, "--group-duplicates"] if together else command
 
 
 def _print_findings(outcome: "CheckResult") -> None:
@@ -199,7 +186,7 @@ def _print_findings(outcome: "CheckResult") -> None:
 
 
 def _print_next_steps(
-    outcome: "CheckResult", written: str | None, page: Path | None, command: Sequence[str]
+    outcome: "CheckResult", written: str | None, page: Path | None, command: str
 ) -> None:
     """Print the names of the files written and the next command, which begins with `command`."""
     if page is None:
@@ -227,4 +214,4 @@ def _print_next_steps(
     output.rows(rows)
     if outcome.folder.empty:
         output.note(labelled("Next", "remove the empty class folders or add --classes (see above)"))
-    output.note(labelled("Next", shell_join([*command, "--fixes", written])))
+    output.note(labelled("Next", f"{command} --fixes {shell_quote(written)}"))

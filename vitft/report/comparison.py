@@ -1,8 +1,9 @@
 """Comparison of several runs on the validation images that they share, its page and its figure.
 
 Images are matched by the digest of their bytes, and classes by name. Each image is counted once,
-and only if no run was trained on it. The significance test compares these trained models, not their
-settings: another seed would result in a different model.
+and only if no run was trained on it, on a copy of it or on another image of its group. The
+significance test compares these trained models, not their settings: another seed would result in a
+different model.
 
 Whether the fixes of a run helped is measured on images that have the same label in both runs. If
 both have cross-validated predictions, these are all training and validation images, otherwise the
@@ -226,11 +227,14 @@ def _fixes_effect(
 def _cross_validated_pairs(first: Run, second: Run) -> tuple[Flags, Flags, Groups | None]:
     """Return whether each of two runs is right on images (n,), and the groups of the images.
 
-    The images are those with the same single label in both runs that both cross-validated.
+    The images are those with the same single label in both runs that both cross-validated. There
+    are none if their groups differ, because only one of the runs kept these in one fold.
     """
     one, other = _labels_by_digest(first), _labels_by_digest(second)
     both = sorted(first.cross_validated.keys() & second.cross_validated.keys())
     keys = [key for key in both if len(one.get(key, ())) == 1 and one[key] == other.get(key)]
+    known = [{row.sha256: row.group for row in run.rows} for run in (first, second)]
+    keys = keys if all(known[0][key] == known[1][key] for key in keys) else []
     right, also_right = (
         np.array([{run.cross_validated[key]} == one[key] for key in keys], bool)
         for run in (first, second)
@@ -363,8 +367,8 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
     common = [sha256 for sha256 in by_digest[0] if all(sha256 in other for other in by_digest[1:])]
     if not common:
         raise _nothing_shared(runs)
-    seen = set[str]().union(*(run.seen for run in runs))
-    every = [tuple(table[one] for table in by_digest) for one in common if one not in seen]
+    known = _known_images(runs)
+    every = [tuple(table[one] for table in by_digest) for one in common if one not in known]
     if not every:
         raise _nothing_new(runs)
     images = [image for image in every if len({one.label for one in image}) == 1]
@@ -420,6 +424,19 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
     )
 
 
+def _known_images(runs: Sequence[Run]) -> set[str]:
+    """Return the digests of the images that a run was trained on, or on others of their groups."""
+    known = trained = set[str]().union(*(run.seen for run in runs))
+    for run in runs:
+        groups = {row.unit for row in run.rows if row.unit and row.sha256 in trained}
+        known = known | {row.sha256 for row in run.rows if row.unit in groups}
+    return known
+
+
+_KNOWN = (
+    "known from training: the same image or another image of its group trained a run, its initial "
+    "weights or its teacher"
+)
 _OWN_LABELS = (
     "Runs with different fixes are each scored with their own labels, so their accuracies in "
     "the table cannot be compared."
@@ -509,10 +526,9 @@ def _nothing_shared(runs: Sequence[Run]) -> UsageError:
 
 
 def _nothing_new(runs: Sequence[Run]) -> UsageError:
-    """Return the error for runs whose shared validation images have all trained initial weights."""
+    """Return the error for runs whose shared validation images are all known from training."""
     return UsageError(
-        "cannot compare: all validation images that the runs share were used to train the "
-        "initial weights or the teacher of a run",
+        f"cannot compare: all validation images that the runs share are {_KNOWN}",
         fix=_evaluate_fix(runs),
     )
 
@@ -535,8 +551,8 @@ def _comparison_notes(
     """Return sentences about the limits of the comparison, and of the numbers of each run.
 
     `sizes` are the numbers of validation images of each run, `common` is that of shared images,
-    `new` that of those that did not train the initial weights of a run, and `same` that of those of
-    them with the same label.
+    `new` that of those that are not known from training, and `same` that of those of them with the
+    same label.
     """
     results = [(letter, run.results) for letter, run in zip(ascii_uppercase, runs, strict=False)]
     kinds = ("relabelled", "left out", "added")
@@ -561,6 +577,7 @@ def _comparison_notes(
         sizes=sizes,
         shown_sizes=[f"{size:,}" for size in sizes],
         common=common,
+        known=_KNOWN,
         new=new,
         same=same,
         data_changes=[*zip(ascii_uppercase[1:], changes, strict=False)],

@@ -8,7 +8,7 @@ content that `data.fixes.write_fixes` would write.
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -205,18 +205,14 @@ def run_decisions(run: Run, thumbnails: Thumbnails) -> _View | None:
     if not run.audit:
         return None
     former, warning = former_fixes(run)
-    left_out = ("fixes", "fixes_digest", "like")
-    data = {k: value for k, value in run.config.get("data", {}).items() if k not in left_out}
-    steps, name = list[tuple[str, str]](), shell_quote(str(run.path))
-    if command := command_of({**run.config, "data": data}):
-        is_like = data.get("split") in ("content", "time")
-        is_drawn = is_like and not run.audit.get("own_split", False)
-        is_drawn &= not data.get("group_duplicates")
-        near = any(group["kind"] == "near" for group in run.audit.get("duplicates", []))
-        command += f" --fixes {DOWNLOADED}{' --group-duplicates' * (near and is_drawn)}"
-        command += f" --like {name}" * is_like
-        steps.append((f"Repeat the run with the table. {OTHER_PATH}", command))
-        steps.append(("Compare both runs.", f"vitft compare {name} runs/latest"))
+    near = any(group["kind"] == "near" for group in run.audit.get("duplicates", []))
+    is_drawn = not run.audit.get("own_split", False)
+    steps = list[tuple[str, str]]()
+    if command := command_for_fixes(run.config, str(run.path), together=near and is_drawn):
+        repeat = f"{command} --fixes {DOWNLOADED}"
+        steps.append((f"Repeat the run with the table. {OTHER_PATH}", repeat))
+        compare = f"vitft compare {shell_quote(str(run.path))} runs/latest"
+        steps.append(("Compare both runs.", compare))
     return make_decisions(
         run.audit,
         propose_fixes(run.audit),
@@ -228,6 +224,22 @@ def run_decisions(run: Run, thumbnails: Thumbnails) -> _View | None:
         warning=warning,
         steps=steps,
     )
+
+
+def command_for_fixes(
+    settings: Mapping[str, Mapping[str, Any]], run: str = "", *, together: bool
+) -> str:
+    """Return the command that trains with these settings, to which a table of fixes is appended.
+
+    It holds out the same images as the run again and, if `together`, keeps near-duplicates on one
+    side. It is empty if the settings are invalid.
+    """
+    data = {**settings.get("data", {}), "fixes": "", "fixes_digest": "", "like": ""}
+    if data.get("split") != "reference":  # which is fixed
+        data["group_duplicates"] = together or data.get("group_duplicates", False)
+        if run:
+            data |= {"like": run, "split": "time" if data.get("split") == "time" else "content"}
+    return command_of({**settings, "data": data})
 
 
 def former_fixes(run: Run) -> tuple[list[Fix], str]:

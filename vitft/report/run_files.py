@@ -89,9 +89,9 @@ class Run:
 
     @cached_property
     def seen(self) -> Set[str]:
-        """Digests of the images that trained the initial weights of the run, or its teacher."""
+        """Digests of the images that trained the run, its initial weights or its teacher."""
         weights, teacher = images_of_start(self.config, self.split.outputs.classes)
-        return (weights | teacher).digests
+        return (weights | teacher).digests | {row.sha256 for row in self.split.train}
 
     @property
     def accuracy(self) -> Estimate | None:

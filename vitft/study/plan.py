@@ -115,11 +115,11 @@ def fit_shots(
     """Return the possible numbers of shots (ascending), the impossible ones, and the maximum.
 
     `counts` are the numbers of images available for training in each class. Without separate test
-    images, a fifth of the smallest class (at least one image) is reserved for testing.
+    images, at least a fifth of the smallest class is reserved for testing.
     """
     label, smallest = min(counts.items(), key=lambda pair: (pair[1], pair[0]))
     has_tests = folder.layout == "split"
-    most = smallest if has_tests else max(0, smallest - max(1, round(smallest / 5)))
+    most = smallest if has_tests else 4 * smallest // 5
     wanted = sorted({*shots})
     if wanted[0] > most:
         raise DataError(
