@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.features.test_head import blobs
-from vitft.features import nearest_neighbours, similar_images, votes_outside_group
+from vitft.features import nearest_neighbours, votes_outside_group
 
 
 def test_votes_are_the_weights_of_the_twenty_most_similar_images() -> None:
@@ -64,26 +63,3 @@ def test_the_length_of_features_does_not_matter() -> None:
     short = nearest_neighbours(1e-4 * x, y, x[:5], classes=3)
 
     torch.testing.assert_close(short, nearest_neighbours(x, y, x[:5], classes=3), rtol=1e-3, atol=0)
-
-
-def brute_force(x: Tensor) -> list[tuple[float, int, int]]:
-    """Return cosine and indices of all pairs of centred features, most similar first."""
-    centred = (x - x.mean(dim=0)).double()
-    unit = (centred / centred.norm(dim=1, keepdim=True)).numpy()
-    cosines = unit @ unit.T
-    pairs = ((-cosines[i, j], i, j) for i in range(len(x)) for j in range(i + 1, len(x)))
-    return sorted(pair for pair in pairs if -pair[0] >= 0.75)
-
-
-def test_each_image_is_paired_with_the_most_similar_earlier_ones() -> None:
-    x = torch.randn(120, 4, generator=torch.Generator().manual_seed(0)) + 3
-    every = brute_force(x)
-    assert len(every) > 200
-
-    found = similar_images(x)
-
-    eight = [pair for j in range(120) for pair in [one for one in every if one[2] == j][:8]]
-    assert found == [(i, j) for _, i, j in sorted(eight)]
-    assert found is not None
-    assert similar_images(x, since=50) == [(i, j) for i, j in found if j >= 50]
-    assert similar_images(x.repeat(175, 1)) is None  # 21,000 images

@@ -58,7 +58,7 @@ def test_images_that_fixes_relabelled_or_left_out_are_counted(tmp_path: Path) ->
     notes = compared(one, other).limits
 
     assert (
-        "The splits differ: the runs have 12 and 9 distinct validation images, and only the 8 "
+        "The runs have 12 and 9 validation images that count, and only the 8 "
         "images that all of them share, with the same label, are compared." in notes
     )
     assert "Excluded: 1 validation image that has different labels in the runs." in notes

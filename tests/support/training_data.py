@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitft.data import EvalTransform, Images, Row, View
 from vitft.features import Cut
-from vitft.training import Dataset, ProcessGroup, StageInputs
+from vitft.training import Dataset, ProcessGroup, StageInputs, counted_places
 
 CPU = torch.device("cpu")
 
@@ -44,11 +44,13 @@ def data_set(rows: Sequence[Row], **more: Any) -> Dataset:
         "max_pixels": 10**6,
         "device": CPU,
         "group": ProcessGroup(),
-        "duplicates": {},
+        "copies": {},
         "groups": {},
         "training_groups": {},
     }
-    return Dataset(manifest=manifest, **settings | more)
+    settings |= more
+    counted, left_out = counted_places(manifest, settings["copies"])
+    return Dataset(manifest=manifest, counted=counted, left_out=left_out, **settings)
 
 
 class CachedFeatures:

@@ -17,7 +17,7 @@ import numpy as np
 
 from vitft.config.run import Config, checked_run_config
 from vitft.config.sections import DataSpec
-from vitft.data.duplicates import IndexPair, quality_remarks
+from vitft.data.duplicates import quality_remarks
 from vitft.data.fixes import Fix, apply_fixes, merge_fixes, propose_fixes, read_fixes
 from vitft.data.image_table import Images, Row, files_of
 from vitft.data.images import (
@@ -131,19 +131,15 @@ def check_folder(
     folder, former = _apply_former_fixes(folder, spec, needed=needs_fixes)
     grey_range = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
     fingerprints = Fingerprints(train.cache, grey_range)
-    features, transform, similar = None, EvalTransform(), list[IndexPair]()
+    features, transform = None, EvalTransform()
     if config.weights.name:
         inspected, features, transform = _inspect_with_features(folder, fingerprints, config)
-        if inspected.rows:
-            from vitft.features.label_errors import similar_images
-
-            similar = similar_images(features([*fingerprints.by_digest])) or []  # as in a run
     else:
         with console.Progress("checking images", len(folder.rows)) as progress:
             inspected = fingerprint_folder(
                 folder, fingerprints, max_pixels=max_pixels, progress=progress.advance
             )
-    good, groups = inspected.rows, fingerprints.duplicate_groups(similar)
+    good, groups = inspected.rows, fingerprints.duplicate_groups()
     mislabels, probabilities = list[Mislabel](), dict[str, dict[str, float]]()
     if features is not None:
         mislabels, probabilities = _score_labels(inspected, groups, features, train.seed)

@@ -11,7 +11,6 @@ Notation: n images, m pairs; the shape of `fingerprints` is (n, FINGERPRINT_BYTE
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -198,18 +197,6 @@ class KnownImages:
         same = _are_copies(self.fingerprints[near], np.repeat(one, len(near), axis=0))
         found: list[int] = self.rows[near[same]].tolist()
         return found
-
-
-def copies_among(fingerprints: _Vectors, pairs: Sequence[IndexPair]) -> list[IndexPair]:
-    """Return the pairs of near-duplicates among the given index pairs, ignoring blank images."""
-    blank = is_blank(fingerprints)
-    pairs = [pair for pair in pairs if not blank[[*pair]].any()]
-    found: list[IndexPair] = []
-    for begin in range(0, len(pairs), _PAIR_BATCH):
-        some = pairs[begin : begin + _PAIR_BATCH]
-        rows, columns = np.array(some).T
-        found += compress(some, _are_copies(fingerprints[rows], fingerprints[columns]))
-    return found
 
 
 def _hashes(fingerprints: _Vectors) -> _Vectors:

@@ -167,7 +167,8 @@ class TrainedRun:
         return [
             (
                 name,
-                *(str(self.num_images[part][name] or "–") for part in ("train", "val")),
+                str(self.num_images["train"][name] or "–"),
+                str(figures.get(name, {}).get("images", self.num_images["val"][name]) or "–"),
                 *(percent(figures.get(name, {}).get(key)) for key in ("recall", "precision")),
             )
             for name in self.card.classes

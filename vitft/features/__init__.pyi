@@ -38,7 +38,6 @@ from .label_errors import fit_powers as fit_powers
 from .label_errors import nearest_neighbours as nearest_neighbours
 from .label_errors import out_of_fold_logits as out_of_fold_logits
 from .label_errors import score_given_labels as score_given_labels
-from .label_errors import similar_images as similar_images
 from .label_errors import votes_outside_group as votes_outside_group
 from .logistic import Standardizer as Standardizer
 from .logistic import class_balanced_weights as class_balanced_weights

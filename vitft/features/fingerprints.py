@@ -21,8 +21,6 @@ import simplejpeg
 
 from vitft.data.duplicates import (
     FINGERPRINT_BYTES,
-    IndexPair,
-    copies_among,
     fingerprint_of,
     group_names,
     near_pairs,
@@ -114,12 +112,10 @@ class Fingerprints:
             return np.empty((0, FINGERPRINT_BYTES), np.uint8)
         return np.stack([self.by_digest[digest] for digest in digests])
 
-    def duplicate_groups(self, similar: Sequence[IndexPair] = ()) -> dict[str, str]:
-        """Map digests of near-duplicates to groups; also compare `similar` pairs of indices."""
+    def duplicate_groups(self) -> dict[str, str]:
+        """Map the digests of near-duplicates to groups."""
         digests = list(self.by_digest)
-        table = self.table(digests)
-        pairs = {*near_pairs(table), *copies_among(table, similar)}
-        return group_names(digests, sorted(pairs))
+        return group_names(digests, near_pairs(self.table(digests)))
 
 
 def fingerprint_folder(

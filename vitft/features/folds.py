@@ -53,9 +53,11 @@ def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = N
 
 
 def in_one_group(y: Tensor, groups: Tensor) -> Tensor:
-    """Return which images (n,) have a class in one group, unknown to heads without the group."""
+    """Return which images (n,) have a class or label in one group, unknown to heads without it."""
     if y.ndim == 2:
-        return torch.zeros(len(y), dtype=torch.bool)
+        names, number = groups.unique(return_inverse=True)
+        images = torch.zeros(len(names), y.shape[1]).index_add_(0, number, y.float())
+        return (y.bool() & ((images > 0).sum(dim=0) == 1)).any(dim=1)
     pairs = torch.stack([y, groups.to(y)], dim=1).unique(dim=0)
     return torch.bincount(pairs[:, 0])[y] == 1
 

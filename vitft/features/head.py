@@ -483,19 +483,21 @@ def cross_validate(
     groups: Tensor | None = None,
     units: Groups | None = None,
     apart: Tensor | None = None,
+    once: Tensor | None = None,
 ) -> tuple[CrossValidation, HeldOutLogits] | None:
     """Cross-validate a head-fitting method on increasing fractions of the images.
 
     If `balanced` is set, every class has the same total weight. Near-duplicates share a number in
     `groups` (n,). `units` (n,) are the groups that the intervals count. The images in `apart` (n,)
     are left out of every fit, and the classes that are in one group only are part of every fit; the
-    results count neither. The held-out logits come from heads fitted to the largest fraction.
+    results count neither, and no images but those in `once` (n,). The held-out logits come from
+    heads fitted to the largest fraction.
 
     The result is None if there are too few images (see `cross_validation_rows`), or too few outside
     a fold, or if every class is in one group only.
     """
-    most = _METHOD_IMAGES if method.reads_several else CV_IMAGES
     total, classes = len(y), len(outputs.classes)
+    most = _METHOD_IMAGES if method.reads_several else CV_IMAGES
     rows = cross_validation_rows(y, classes, seed, most=most)
     if rows is None:
         return None
@@ -503,12 +505,13 @@ def cross_validate(
     part = torch.ones(len(y), dtype=torch.bool) if apart is None else ~apart[rows]
     counted = part.clone()
     counted[part] = ~in_one_group(y[part], own[part])
-    if not counted.any():
-        return None
-    units = None if units is None else units[rows.numpy()][counted.numpy()]
     fold_id = torch.arange(len(y)) % CV_FOLDS
     fold_id[part] = stratified_folds(y[part], CV_FOLDS, seed, own[part])
     fold_id[part & ~counted] = -1  # held out by no fold
+    counted &= torch.ones_like(part) if once is None else once[rows]
+    if not counted.any():
+        return None
+    units = None if units is None else units[rows.numpy()][counted.numpy()]
     x = x if method.reads_several else x[:, : method.read]
     standardizer = Standardizer.fit(x if apart is None else x[part])
     scaled, method = standardizer(x), method.scaled(standardizer)
@@ -536,11 +539,12 @@ def cross_validate(
     gain = gain_from_twice(
         [p["images"] for p in curve], torch.stack(right, dim=1).numpy(), own[counted].numpy()
     )
-    truth, scores = y[counted], logits[counted]
-    measured = classification_metrics(scores, truth, outputs, groups=units, effect=effect)
+    measured = classification_metrics(
+        logits[counted], y[counted], outputs, groups=units, effect=effect
+    )
     results: CrossValidation = {
         "images": measured["images"],
-        "of": total if apart is None else int((~apart).sum()),
+        "of": measured["images"] + total - len(rows),
         "top1": measured["top1"],
         "top1_interval": curve[-1]["top1_interval"],
         "balanced": measured["balanced"],
@@ -555,7 +559,7 @@ def cross_validate(
     }
     if y.ndim == 1:
         results["p_guessing"] = p_of_guessing(
-            scores.numpy(), truth.numpy(), units, _RANDOM_LABELS_EFFECT
+            logits[counted].numpy(), y[counted].numpy(), units, _RANDOM_LABELS_EFFECT
         )
     if units is not None:
         results["groups"] = len(np.unique(units))

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.data.duplicates import IndexPair
 from vitft.data.image_table import Row, membership
 from vitft.features.folds import CV_IMAGES, Folded, stratified_subset
 from vitft.features.head import choose_penalty
@@ -302,35 +301,3 @@ def _votes(similarity: Tensor, y: Tensor, classes: int) -> Tensor:
         weight = weight / weight.sum(dim=-1, keepdim=True).clamp(min=1e-30)
         return torch.einsum("mk,mkc->mc", weight, y[nearest.indices].to(weight))
     return weight.new_zeros(len(similarity), classes).scatter_add_(1, y[nearest.indices], weight)
-
-
-# pairs of similar images by their features, as candidates for near-duplicates ---------------------
-
-_MIN_SIMILARITY = 0.75
-"""Minimum cosine similarity between the centred features of candidate near-duplicates. Features
-alone cannot tell copies from similar subjects (benchmarks/notebook/duplicates.md), so candidates
-are confirmed by fingerprints."""
-_CANDIDATES = 8  # earlier images with which each image is compared, at most
-
-
-def similar_images(x: Tensor, since: int = 0) -> list[IndexPair] | None:
-    """Return the index pairs (i < j) of images that may be copies, most similar first.
-
-    After centring, the cosine similarity of the features (n, D) of each pair is at least
-    `_MIN_SIMILARITY`. Each image j is paired with its most similar earlier ones, which connects
-    the copies of an image, however many they are. With `since`, only pairs with j >= since are
-    returned. The result is None if more than `CV_IMAGES` squared pairs would be compared.
-    """
-    if len(x) * (len(x) - since) > CV_IMAGES**2:
-        return None
-    centred = F.normalize(x - x.mean(dim=0))
-    found: list[tuple[float, int, int]] = []
-    for begin in range(since, len(centred), 1024):
-        rows = centred[begin : begin + 1024]
-        cosines = rows @ centred[: begin + len(rows)].T  # (m, earlier)
-        cosines.masked_fill_(torch.ones_like(cosines, dtype=torch.bool).triu(begin), -1.0)
-        values, places = cosines.topk(min(_CANDIDATES, cosines.shape[1]), dim=1)
-        near = torch.nonzero(values >= _MIN_SIMILARITY)
-        rows_of, earlier = (begin + near[:, 0]).tolist(), places[near[:, 0], near[:, 1]].tolist()
-        found += zip((-values[near[:, 0], near[:, 1]]).tolist(), earlier, rows_of, strict=True)
-    return [(i, j) for _, i, j in sorted(found)]

@@ -70,10 +70,9 @@ def estimate_text(one: Estimate) -> str:
 def how_measured(one: Estimate) -> str:
     """Return e.g. `, cross-validated on 1,200 images`, which can follow a value."""
     crossed, known = ", cross-validated" * (one.kind == "cross-validation"), one.known_to_weights
-    used = "used to train its initial weights or teacher"
-    trained = f", some of which may have been {used}" * (known is None)
+    trained = ", some of which may be known from training" * (known is None)
     if known:
-        trained = f", {known:,} of which {'was' if known == 1 else 'were'} {used}"
+        trained = f", {known:,} of which {'is' if known == 1 else 'are'} known from training"
     once = ", evaluated once" * (one.kind == "test")
     return f"{crossed} on {measured_on(one)}{trained}{once}"
 
@@ -304,7 +303,7 @@ ONLY_COPIES = (
 def left_out(found: RunResults) -> dict[str, int]:
     """Return the numbers of validation and test images that do not count, as copies of others."""
     test = found.get("test")
-    return {"validation": found.get("left_out") or 0, "test": test["left_out"] if test else 0}
+    return {"validation": found.get("left_out", 0), "test": test["left_out"] if test else 0}
 
 
 def copies_rows(found: RunResults) -> list[tuple[str, str]]:

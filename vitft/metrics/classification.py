@@ -489,7 +489,9 @@ def fit_thresholds(
 
     The thresholds (C,) are chosen on the validation images and any cross-validated training
     predictions; for unbiased metrics, those that are chosen without each validation image (n, C)
-    follow. A threshold is halfway between two logits, or 0 for a label that no image has.
+    follow. A threshold is halfway between two logits, or 0 for a label that no image has, or
+    for a rare one whose images are not ranked above others (a rank test at 5%): by F1, nearly all
+    images would have it.
     """
     logits, labels = validation.pooled(training)
     held_out = np.empty(validation.labels.shape)
@@ -498,14 +500,22 @@ def fit_thresholds(
     return _best_thresholds(logits, labels), held_out
 
 
+_RARE_LABEL = 0.2  # fraction of the images below which a label is rare
+_ABOVE_CHANCE = 1.645  # standard deviations of the sum of ranks (Mann and Whitney 1947), one-sided
+
+
 def _best_thresholds(logits: Floats, labels: Ints) -> Floats:
     """Return the logit thresholds (C,) that maximise the F1 scores of the labels (n, C)."""
     found = np.zeros(labels.shape[1])
     for label in np.flatnonzero(labels.any(axis=0)):
         order = np.argsort(-logits[:, label], kind="stable")
         ranked, has_label = logits[order, label], labels[order, label]
-        number = np.arange(1, len(ranked) + 1)
-        f1 = 2 * np.cumsum(has_label) / (number + has_label.sum())
+        number, positive = np.arange(1, len(ranked) + 1), int(has_label.sum())
+        spread = math.sqrt(positive * (len(ranked) - positive) * (len(ranked) + 1) / 12)
+        highest = positive * (len(ranked) + 1) / 2 - _ABOVE_CHANCE * spread
+        if positive < _RARE_LABEL * len(ranked) and number @ has_label > highest:
+            continue
+        f1 = 2 * np.cumsum(has_label) / (number + positive)
         is_tied = np.append(ranked[1:] == ranked[:-1], False)  # no threshold can separate the two
         best = int(np.where(is_tied, -1.0, f1).argmax())
         below = ranked[best + 1] if best + 1 < len(ranked) else ranked[best] - 1

@@ -217,7 +217,7 @@ class LearningCurvePoint(TypedDict):
 
 
 class OnKnownImages(TypedDict, total=False):
-    """How many of the images the initial weights were trained on; None if this is not known."""
+    """How many images the weights or the teacher were trained on; None if this is not known."""
 
     known_to_weights: Natural | None  # absent if it is 0
 
@@ -321,9 +321,7 @@ class RunResults(Metrics, SolvedHeadResults):
     selected_on_validation: bool  # whether the epoch was selected on the validation images
     budget: NotRequired[BudgetResults]  # absent from runs without a time budget
     confirmed_in_float32: NotRequired[Natural]  # number of images with logits recomputed in float32
-    left_out: NotRequired[Natural | None]
-    """Number of validation images excluded, as copies of training images; absent if it is 0, and
-    None if all are copies, so that none is excluded."""
+    left_out: NotRequired[Natural]  # validation images excluded, as copies; absent if 0
     test: NotRequired[FinalTestResults]  # absent without test images or in an unfinished run
     seconds: NotRequired[Loss]  # absent in an unfinished run
 
@@ -477,7 +475,8 @@ class Estimate:
     measure: Measure = "accuracy"
     baseline: Share | None = None  # of always predicting the largest class, or of random scores
     known_to_weights: Natural | None = 0
-    """How many of the images the initial weights were trained on; None if this is not known."""
+    """How many of the images trained the initial weights, the teacher or, as copies, the run; None
+    if this is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -664,7 +663,7 @@ def _tells_more(found: RunResults, crossed: Estimate, validation: Estimate) -> b
     Neither the accuracies may differ (a validation set from another place may be harder) nor, in a
     finished run, the losses (`calibration.are_comparable`).
     """
-    if found.get("left_out", 0) is None:
+    if validation.known_to_weights == validation.images:
         return True
     if crossed.images < _MORE_IMAGES * validation.images or _differ(crossed, validation):
         return False

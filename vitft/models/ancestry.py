@@ -81,6 +81,7 @@ def images_of_weights(
         is_gone = os.path.isabs(weights) and not os.path.exists(weights)  # noqa: PTH110, PTH117
         card = _card_of(later[-1] if is_gone and later else weights)
         is_unlisted = card and ("from" in card.weights if is_gone else card.split)
+        is_unlisted = is_unlisted or (is_gone and head is None)  # a teacher has been trained
         return WeightsImages(unlisted=weights if is_unlisted else "")
     classes = manifest.outputs.classes
     is_same, layers = head is None or {*head} == {*classes}, config.get("train", {}).get("layers")

@@ -128,6 +128,12 @@ class Confusion:
         levels = confidence_levels(probability, probability)
         matrix = np.zeros((len(classes), len(classes), LEVELS))
         np.add.at(matrix, (answers.labels, answers.predicted, levels), 1)
+        missing = [classes[i] for i in np.flatnonzero(matrix.sum(axis=(1, 2)) == 0)]
+        if missing:
+            log.warning(
+                f"no held-out image shows {listing(missing)}, so the mistakes on such images are "
+                "unknown, and all counts may be wrong. --labels counts by a labelled sample"
+            )
         return cls(
             classes=classes,
             matrix=matrix,

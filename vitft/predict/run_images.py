@@ -79,7 +79,7 @@ class RunImages:
             data = self.config.data
             root = base_folder(data_path(data.path, data.root), data.root)
             classes = self.manifest.outputs.classes if self.manifest else ()
-            weights, teacher = images_of_start(asdict(self.config), classes)
+            weights, teacher = images_of_start(asdict(self.config), classes, later=(str(folder),))
             self.seen = weights | teacher
             sources = [*(replace(own, root=root) for own in sources), *self.seen.manifests]
         self.sources: Sequence[Images] = sources  # the training images, and validation images

@@ -90,7 +90,9 @@ class Run:
     @cached_property
     def seen(self) -> Set[str]:
         """Digests of the images that trained the run, its initial weights or its teacher."""
-        weights, teacher = images_of_start(self.config, self.split.outputs.classes)
+        weights, teacher = images_of_start(
+            self.config, self.split.outputs.classes, later=(str(self.path),)
+        )
         return (weights | teacher).digests | {row.sha256 for row in self.split.train}
 
     @property

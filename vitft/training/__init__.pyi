@@ -2,6 +2,7 @@
 
 from .batches import Dataset as Dataset
 from .batches import StageInputs as StageInputs
+from .batches import counted_places as counted_places
 from .batches import epoch_order as epoch_order
 from .batches import training_batches as training_batches
 from .budget import best_trial as best_trial

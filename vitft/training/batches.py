@@ -6,25 +6,28 @@ epoch, the image and how often the image has already been used in the epoch.
 
 import contextlib
 import itertools
+import logging
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import draw_shifts, shift_and_flip
-from vitft.data.image_table import Images, Row, distinct_rows
+from vitft.data.image_table import Images, Row, distinct_places, distinct_rows
 from vitft.data.images import decode_images, stack_batches
 from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views, eval_view
 from vitft.features.cut import Cut, run_prefix
 from vitft.features.extract import Extractor
 from vitft.features.label_errors import number_names
+from vitft.messages.results import ONLY_COPIES
 from vitft.metrics.intervals import Floats, Groups, number_groups
 from vitft.metrics.results import OnKnownImages
 from vitft.models.ancestry import WeightsImages
@@ -34,6 +37,8 @@ from vitft.system.cores import usable_cores
 from vitft.system.device import BatchLimit, to_device
 from vitft.training.loop import Batch, batch_slices, predict_logits
 from vitft.training.runtime import ProcessGroup
+
+log = logging.getLogger(__name__)
 
 # images of a run, and the inputs to its trained layers --------------------------------------------
 
@@ -54,7 +59,9 @@ class Dataset:
     max_pixels: int  # maximum number of pixels in an image; larger images raise an error
     device: torch.device
     group: ProcessGroup  # process group across which each batch is divided
-    duplicates: Mapping[str, str]  # names of the groups of near-duplicates, by digest
+    copies: Mapping[str, str]  # names of the groups of near-duplicates, by digest
+    counted: NDArray[np.int64]  # places of the validation images that count (`counted_places`)
+    left_out: int | None  # number of copies of training images that do not; None if all are such
     groups: Mapping[str, str]  # by digest, with copies joined; folds do not divide them
     training_groups: Mapping[str, str]
     """The same for folds of the training images alone, in which a class may have one group."""
@@ -69,9 +76,16 @@ class Dataset:
         """One row for each distinct file of the training and validation images."""
         return distinct_rows(self.manifest.where(self.manifest.column("split") != "test").rows)
 
+    @property
+    def validated(self) -> Sequence[Row]:
+        """The validation images that count."""
+        return self.manifest.where(self.manifest.column("split") == "val").where(self.counted).rows
+
     def known_to_weights(self, rows: Sequence[Row]) -> OnKnownImages:
-        """Return how many distinct images the initial weights were trained on, unless it is 0."""
+        """Return how many distinct images are known from training, unless it is 0."""
         number = self.seen.count(distinct_rows(rows))
+        if self.left_out is None and rows[0].split == "val":
+            number = len(rows)
         return {} if number == 0 else {"known_to_weights": number}
 
     def labels(self, rows: Sequence[Row]) -> Tensor:
@@ -100,6 +114,13 @@ class Dataset:
         """Return the group numbers (n,) of the training images, to divide these into folds."""
         known = self.training_groups
         return number_names(known.get(row.sha256, row.sha256) for row in self.manifest.train)
+
+    def once(self, rows: Sequence[Row]) -> Tensor:
+        """Return which of `rows` (n,) count if near-duplicates count once."""
+        names = [self.copies.get(row.sha256, row.sha256) for row in rows]
+        found = torch.zeros(len(rows), dtype=torch.bool)
+        found[np.unique(names, return_index=True)[1]] = True
+        return found
 
     def units(self, rows: Sequence[Row]) -> Groups | None:
         """Return the numbers (n,) of the groups that intervals count instead of `rows`, or None."""
@@ -162,6 +183,29 @@ class Dataset:
                 yield chunk, table[to_device(places, table.device)]
 
         return batches
+
+
+def counted_places(
+    manifest: Images, copies: Mapping[str, str]
+) -> tuple[NDArray[np.int64], int | None]:
+    """Return the places of the validation images that count, and how many do not, as copies.
+
+    Of identical images, one counts. The number of copies of training images is None if all are, so
+    that all count.
+    """
+    new, places = are_new(manifest.val, manifest.train, copies), distinct_places(manifest.val)
+    if len(new) and not new.any():
+        log.warning(ONLY_COPIES)
+        return places, None
+    return places[new[places]], int((~new).sum())
+
+
+def are_new(
+    rows: Sequence[Row], others: Iterable[Row], copies: Mapping[str, str]
+) -> NDArray[np.bool_]:
+    """Return which images (n,) are not copies of others, given groups of near-duplicates."""
+    known = {copies.get(row.sha256, row.sha256) for row in others}
+    return np.array([copies.get(row.sha256, row.sha256) not in known for row in rows], np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any, cast
@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitft.data.image_table import Images, Row, distinct_places, distinct_rows
+from vitft.data.image_table import Row, distinct_rows
 from vitft.features.cut import BothHeads
-from vitft.messages.results import ONLY_COPIES
 from vitft.metrics.calibration import (
     FittedTemperature,
     ScoredSet,
@@ -41,10 +40,10 @@ from vitft.models.checkpoint import save_checkpoint
 from vitft.models.trainable import merge_adapters, write_adapter
 from vitft.system import console
 from vitft.system.files import writing
-from vitft.training.batches import Dataset
+from vitft.training.batches import Dataset, are_new
 from vitft.training.loop import predict_logits
 from vitft.training.record import Fitted, ScoredImages
-from vitft.training.stages import near_copies, representative_scores
+from vitft.training.stages import representative_scores
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +75,7 @@ def evaluate(fitted: Fitted) -> _Evaluated:
         data, results, scored = fitted.inputs.data, fitted.results, representative_scores(fitted)
         manifest = data.manifest
         every, confirmed = _final_logits(fitted, manifest.val)
-        copies = data.group.main_only(lambda: near_copies(fitted))
-        counted, left_out = _counted_places(manifest, copies)
-        rows = manifest.where(manifest.column("split") == "val").where(counted).rows
-        heads = every[counted]
+        rows, heads = data.validated, every[data.counted]
         logits, labels, groups = heads[:, 0], data.labels(rows).cpu(), data.units(rows)
         if heads.shape[1] > 1:  # the second head reads the last block
             top1 = fraction_right(are_right(heads[:, 1], labels))
@@ -109,13 +105,14 @@ def evaluate(fitted: Fitted) -> _Evaluated:
             **measured,
             **calibrated_metrics(exact, labels, fit, groups),
             **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
-            **({} if left_out == 0 else {"left_out": left_out}),
-            **_final_test(fitted, fit.value, outputs, copies),
+            **({"left_out": data.left_out} if data.left_out else {}),
+            **data.known_to_weights(rows),
+            **_final_test(fitted, fit.value, outputs),
             "seconds": round(time.monotonic() - fitted.runtime.started, 1),
         }
 
         # Contents of validation.npz
-        arrays = {"logits": _divided(every[:, 0], fit.value).numpy(), "counted": counted}
+        arrays = {"logits": _divided(every[:, 0], fit.value).numpy(), "counted": data.counted}
         if training is not None:  # calibration used cross-validated logits as well
             answers, truth = training.logits / fit.value, training.labels
             probability, correct = sigmoid(answers), truth.astype(bool)  # per label (m, C)
@@ -175,40 +172,15 @@ def _cross_validated_classes(data: Dataset, scored: ScoredImages) -> NDArray[np.
     )
 
 
-def _counted_places(
-    manifest: Images, copies: Mapping[str, str]
-) -> tuple[NDArray[np.int64], int | None]:
-    """Return the places of the validation images that count, and how many do not, as copies.
-
-    The number is None if all are copies of training images, so that none is left out.
-    """
-    new, places = _are_new(manifest.val, manifest.train, copies), distinct_places(manifest.val)
-    if not new.any():
-        log.warning(ONLY_COPIES)
-        return places, None
-    return places[new[places]], int((~new).sum())
-
-
-def _are_new(
-    rows: Sequence[Row], others: Iterable[Row], copies: Mapping[str, str]
-) -> NDArray[np.bool_]:
-    """Return which images (n,) are not copies of others, given groups of near-duplicates."""
-    known = {copies.get(row.sha256, row.sha256) for row in others}
-    return np.array([copies.get(row.sha256, row.sha256) not in known for row in rows], np.bool_)
-
-
 def _final_test(
-    fitted: Fitted,
-    temperature: "float | Floats",
-    outputs: Outputs,
-    copies: Mapping[str, str],
+    fitted: Fitted, temperature: "float | Floats", outputs: Outputs
 ) -> dict[str, FinalTestResults]:
     """Evaluate the model on the test images other than copies of other images, if any."""
     data = fitted.inputs.data
     if not data.manifest.test:
         return {}
     test, known = data.manifest.test, (row for row in data.manifest.rows if row.split != "test")
-    others = [*compress(test, _are_new(test, known, copies))]
+    others = [*compress(test, are_new(test, known, data.copies))]
     rows = distinct_rows(others)
     if not rows:
         log.warning("the test images are not evaluated: all are copies of other images")

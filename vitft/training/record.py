@@ -271,7 +271,6 @@ class Fitted:
             self.centre = start.pipeline.model.head.get_parameter("weight").detach().clone()
         self.budget: BudgetResults | None = None  # trials so far, and the layers once chosen
         self.scored: ScoredImages | None = None  # of the distinct images, once computed
-        self.copies: Mapping[str, str] | None = None  # groups by digest (see `near_copies`)
         self.adapter: Mapping[str, Tensor] = {}  # LoRA matrices, once merged into the weights
         self.saved: State | None = None  # the state at which a resumed run continues
         self.final: RunResults | None = None  # of the evaluation, once the model is written

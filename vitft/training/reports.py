@@ -6,7 +6,6 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +46,6 @@ from vitft.system.rundir import RunDir
 from vitft.system.text import count
 from vitft.training.batches import Dataset, StageInputs
 from vitft.training.record import Fitted, ScoredImages
-from vitft.training.stages import grouped_data, near_copies
 
 log = logging.getLogger(__name__)
 
@@ -83,17 +81,16 @@ def write_reports(fitted: Fitted, *, complete: bool = True) -> None:
 def _audit_run(fitted: Fitted) -> AuditResults:
     """Return the contents of audit.json, from the inputs to the first stage of a run."""
     inputs, config = fitted.start.inputs, fitted.config
-    data = grouped_data(fitted)
+    data = inputs.data
     mislabels, probabilities = list[Mislabel](), dict[str, dict[str, float]]()
     if inputs.cut.pooled:
-        inputs = replace(inputs, data=data)
         scored = fitted.scored or _score_by_default_head(inputs, seed=config.train.seed)
         if scored.held_out is not None:
             mislabels, probabilities = _check_labels(data, scored, scored.held_out)
     return audit_images(
         data.manifest,
         remarks=lambda row: row.odd,
-        groups=near_copies(fitted),
+        groups=data.copies,
         mislabels=mislabels,
         probabilities=probabilities,
         view=measure_view(data.transform, ((r.width, r.height) for r in data.manifest.rows)),
@@ -172,7 +169,7 @@ def _write_reference(fitted: Fitted) -> OodResults:
         features,
         inputs.data.labels(rows).cpu().numpy(),
         is_validation | frozen,
-        grouped_data(fitted).group_ids(rows).numpy(),
+        inputs.data.group_ids(rows).numpy(),
         trained=not frozen,
         intermediate=intermediate,
         intermediate_blocks=blocks,

@@ -65,7 +65,7 @@ from vitft.system.device import describe_device
 from vitft.system.errors import DataError, RunError, UsageError
 from vitft.system.rundir import read_run_json, run_path
 from vitft.system.text import count, labelled, listing, percent, shell_quote
-from vitft.training.batches import Dataset, StageInputs, epoch_size, training_views
+from vitft.training.batches import Dataset, StageInputs, counted_places, epoch_size, training_views
 from vitft.training.checks import log_data
 from vitft.training.loop import batch_slices, with_step_defaults
 from vitft.training.runtime import ProcessGroup, Runtime
@@ -74,6 +74,7 @@ log = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "weights.json"  # origin of the weights of a run that has not finished
 
+_MOST_FINGERPRINTS = 200_000  # images in memory, of 2 kB each
 _UNIT = 16
 """Number of consecutive files assigned to the same process. It is a multiple of the batch sizes on
 CPUs, so the batches, which can affect the last bits of features, do not depend on the number of
@@ -218,17 +219,20 @@ def extract_features(
 ) -> tuple[Images, Extractor | None, Fingerprints | None]:
     """Read every image once, and cache the features of the frozen layers, if any are frozen.
 
-    Fingerprints are computed in the same pass if the split needs them. Every process reads its own
-    shard of the files, and has all features afterwards. Processes do not ask each other for each
-    image: copies in several shards are computed several times.
+    Fingerprints, which show near-duplicates, are computed in the same pass. Every process reads its
+    own shard of the files, and has all features afterwards. Processes do not ask each other for
+    each image: copies in several shards are computed several times.
     """
     group, view = runtime.group, eval_view(pipeline.transform)
     extractor = pipeline.open_extractor()
     if extractor is not None:
         check_disk_space(extractor, view, len(folder.rows))
     fingerprints = None
-    if config.data.group_duplicates or config.data.like:
+    needed = config.data.group_duplicates or config.data.like
+    if needed or len(folder.rows) <= _MOST_FINGERPRINTS:
         fingerprints = Fingerprints(config.train.cache, pipeline.transform.grey_range)
+    else:
+        log.info("near-duplicates are not searched among so many images. vitft check finds them")
     own = inspect_dataset(
         replace(folder, rows=group.shard(folder.rows, _UNIT), bad=()),
         max_pixels=config.data.max_pixels,
@@ -277,7 +281,10 @@ def split_images(
                 fix=f"fill in the column {images.dates}, or write all dates without a time zone",
             )
         images = images.with_column("time", dates)
-    duplicates = _near_duplicates(images, fingerprints, spec, group)
+    copies = group.main_only(fingerprints.duplicate_groups) if fingerprints is not None else {}
+    duplicates = copies if spec.group_duplicates else {}
+    if duplicates:
+        _log_duplicates(images, duplicates)
     groups = joined_groups(images, duplicates)
     if note := joined_note(images, groups, duplicates):
         log.warning(note)
@@ -297,33 +304,31 @@ def split_images(
         log_dates(manifest)
     if config.train.sampling == "balanced":
         log.info(_describe_epoch([row.label for row in manifest.train], manifest.classes))
+    counted, left_out = counted_places(manifest, copies)
+    groups = joined_groups(manifest, copies)
     return Dataset(
         manifest=manifest,
         transform=pipeline.transform,
         max_pixels=spec.max_pixels,
         device=pipeline.device,
         group=group,
-        duplicates=duplicates,
+        copies=copies,
+        counted=counted,
+        left_out=left_out,
         groups=groups,
-        training_groups=_training_groups(manifest, groups, duplicates),
+        training_groups=_training_groups(manifest, groups, copies),
         own_split=images.layout == "split",
         seen=_known_to_weights(config, manifest),
     )
 
 
-def _near_duplicates(
-    images: Images, fingerprints: Fingerprints | None, spec: DataSpec, group: ProcessGroup
-) -> Mapping[str, str]:
-    """Return the groups by digest of the near-duplicates to keep together, and log their number."""
-    if fingerprints is None or not spec.group_duplicates:
-        return {}
-    duplicates = group.main_only(fingerprints.duplicate_groups)
+def _log_duplicates(images: Images, duplicates: Mapping[str, str]) -> None:
+    """Log the number of near-duplicates that the split keeps together."""
     known = [(duplicates.get(row.sha256, ""), row.split) for row in images.rows]
     sides = {one for one in known if one[0]}
     together = ". Each group is kept on one side of the split"
     together *= len(sides) == len({name for name, _ in sides})  # test images are never moved
     log.info(f"near-duplicates: {count(len(duplicates), 'image')}{together}")
-    return duplicates
 
 
 def _known_to_weights(config: Config, manifest: Images) -> WeightsImages:

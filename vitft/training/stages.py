@@ -13,16 +13,11 @@ from torch import Tensor, nn
 
 from vitft.config.run import Config
 from vitft.data.augment import batch_augmentation
-from vitft.data.duplicates import IndexPair, copies_among, group_names
-from vitft.data.image_table import distinct_rows
-from vitft.data.images import in_chunks
-from vitft.data.split import joined_groups
 from vitft.data.transforms import View, eval_view
 from vitft.features.cut import cut_model
-from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.folds import CV_FOLDS
 from vitft.features.head import HeadMethod, LinearHead, SolvedHead, cross_validate, solve_head
-from vitft.features.label_errors import nearest_neighbours, similar_images
+from vitft.features.label_errors import nearest_neighbours
 from vitft.features.logistic import threads_for
 from vitft.messages import results as messages
 from vitft.metrics.calibration import MAX_LOGITS
@@ -135,7 +130,7 @@ def _score(
     labels, classes = data.labels(data.manifest.train).cpu(), data.manifest.outputs.classes
     plain, held_out = training[: len(labels), :read], validation[:, :read]
     votes = nearest_neighbours(plain, labels, held_out, classes=len(classes))
-    truth = data.labels(distinct_rows(data.manifest.val)).cpu()
+    truth = data.labels(data.validated).cpu()
     zeros = torch.zeros(min(len(labels), max(1, MAX_LOGITS // len(classes))), len(classes))
     results: SolvedHeadResults = {
         "first_loss": sum(
@@ -148,7 +143,7 @@ def _score(
     if isinstance(solved.method.l2, tuple):
         results["label_l2"] = list(solved.method.l2)
     cross_validation, fitted.scored = _cross_validate_images(
-        grouped_data(fitted), distinct, fitted.config, solved.method
+        data, distinct, fitted.config, solved.method
     )
     if cross_validation is not None:
         results["cross_validation"] = cross_validation
@@ -191,59 +186,13 @@ def _cross_validate_images(
         groups=data.group_ids(data.distinct),
         units=data.units(data.distinct),
         apart=apart if data.own_split else None,
+        once=data.once(data.distinct),
     )
     results, held_out = scores or (None, None)
     if not _stands_for_new_images(data, config):
         results = None
     features = distinct[:, : method.read].cpu()
     return results, ScoredImages(features=features, held_out=held_out)
-
-
-def grouped_data(fitted: Fitted) -> Dataset:
-    """Return the data of a run with near-duplicates in one group, in the main process."""
-    data = fitted.start.inputs.data
-    return replace(data, groups=joined_groups(data.manifest, near_copies(fitted)))
-
-
-def near_copies(fitted: Fitted) -> Mapping[str, str]:
-    """Map the digests of near-duplicates, test images too, to groups, in the main process.
-
-    They are found once: for the split, or else by the features that the first stage has cached.
-    """
-    inputs, config = fitted.start.inputs, fitted.config
-    data = inputs.data
-    if fitted.copies is None and (config.data.group_duplicates or not inputs.cut.pooled):
-        fitted.copies = data.duplicates
-    if fitted.copies is None:
-        own = data.distinct
-        known = {row.sha256 for row in own}
-        test = [row for row in distinct_rows(data.manifest.test) if row.sha256 not in known]
-        distinct, searches = [*own, *test], [similar_images(inputs.last_features(own))]
-        if test:
-            searches.append(similar_images(inputs.last_features(distinct), since=len(own)))
-        digests = [row.sha256 for row in distinct]
-        fingerprints = Fingerprints(config.train.cache, data.transform.grey_range)
-        found, size = list[IndexPair](), min(500, max(100, len(own) // 10))
-        if None in searches:
-            log.info(
-                "near-duplicates are not searched among so many images. vitft check finds them"
-            )
-        for pairs in filter(None, searches):
-            for some in in_chunks(pairs, size):  # until few of those that are as similar are copies
-                rows = sorted({row for pair in some for row in pair})
-                new = [distinct[row] for row in rows if digests[row] not in fingerprints.by_digest]
-                images = replace(data.manifest, rows=new)
-                fingerprint_folder(images, fingerprints, max_pixels=data.max_pixels)
-                if not {digests[row] for row in rows} <= {*fingerprints.by_digest}:
-                    break  # a file has changed since the run started
-                place = {row: i for i, row in enumerate(rows)}
-                table = fingerprints.table([digests[row] for row in rows])
-                among = copies_among(table, [(place[one], place[other]) for one, other in some])
-                found += ((rows[one], rows[other]) for one, other in among)
-                if len(among) < len(some) / 10:
-                    break
-        fitted.copies = group_names(digests, found)
-    return fitted.copies
 
 
 def _stands_for_new_images(data: Dataset, config: Config) -> bool:
@@ -271,7 +220,7 @@ def representative_scores(fitted: Fitted) -> ScoredImages | None:
         _, _, distinct = _head_features(best.model, first, [eval_view(first.data.transform)])
         l2 = tuple(solved.get("label_l2", ())) or solved["l2"]
         method = HeadMethod(l2=l2, read=distinct.shape[1], centre=fitted.centre)
-        _, fitted.scored = _cross_validate_images(grouped_data(fitted), distinct, config, method)
+        _, fitted.scored = _cross_validate_images(first.data, distinct, config, method)
     return fitted.scored
 
 
@@ -285,7 +234,7 @@ def _head_features(
     data = inputs.data
     parts = [inputs.inputs_to_head(model, data.manifest.train, view) for view in views]
     found = [torch.cat(parts) if len(parts) > 1 else parts[0]]  # a single part is not copied
-    for rows in (distinct_rows(data.manifest.val), data.distinct):
+    for rows in (data.validated, data.distinct):
         found.append(inputs.inputs_to_head(model, rows))
     heads = CV_FOLDS * len(data.manifest.outputs.classes)
     if data.device.type == "cuda" and found[0].numel() * heads > _GPU_COST:
@@ -515,7 +464,7 @@ def make_trainer(config: Config, inputs: StageInputs, precision: str) -> Trainer
 
 def validate(inputs: StageInputs, *, precision: str = "fp32") -> Metrics:
     """Return the metrics of the trained layers on the validation images."""
-    data, rows = inputs.data, inputs.data.manifest.val
+    data, rows = inputs.data, inputs.data.validated
     logits = inputs.logits(rows, precision=precision)
     labels, groups = data.labels(rows).cpu(), data.units(rows)
     metrics = classification_metrics(logits, labels, data.manifest.outputs, groups=groups)
