@@ -600,9 +600,11 @@ def gain_from_twice(
     """Return the expected gain in accuracy from doubling the number of images, and its interval.
 
     `right` (n, P) states which images are right at each point of the learning curve, and `images`
-    how many training images each point has, in ascending order. A power law is fitted to the last
-    three points. The 95% interval comes from a bootstrap over `groups` (n,). The result is None if
-    there are fewer than three points, if any error is zero, or if the whole interval is below 0.
+    how many training images each point has, in ascending order. A power law, whose error vanishes,
+    is fitted to the last three points. The 95% interval also covers e0 + a / n, fitted to the last
+    two, because neither curve is known to be right. It comes from a bootstrap over `groups` (n,).
+    The result is None if there are fewer than three points, if any error is zero, or if the whole
+    interval is below 0.
 
     Source: Hestness et al. 2017, "Deep Learning Scaling is Predictable, Empirically".
     """
@@ -618,9 +620,11 @@ def gain_from_twice(
     totals = np.vstack([sums.sum(axis=0), drawn @ kinds]).T  # (4, 1 + resamples)
     errors = np.maximum(totals[:3], 0.5) / totals[3]
     slopes = np.polyfit(np.log(images[-3:]), np.log(errors), 1)[0]
-    gains = errors[-1] * (1 - 2**slopes)
-    low, high = (np.quantile(gains[1:], [0.025, 0.975]).round(9) + 0.0).tolist()
-    return (float(gains[0]), (low, high)) if high > 0 else None
+    rise = (errors[-2] - errors[-1]) / (1 / images[-2] - 1 / images[-1])  # of e0 + rise / n
+    gains = np.stack([errors[-1] * (1 - 2**slopes), rise / (2 * images[-1])])  # (2, 1 + resamples)
+    ends = np.quantile(gains[:, 1:], [0.025, 0.975], axis=1).round(9) + 0.0  # (2, 2)
+    low, high = float(ends[0].min()), float(ends[1].max())
+    return (float(gains[0, 0]), (low, high)) if high > 0 else None
 
 
 def _weakest_classes(found: Metrics) -> list[WeakClass]:

@@ -239,6 +239,8 @@ def fit_reference(
     results["held_out"] = len(rows)
     results["false_alarms"] = _expected_false_alarms(len(rows))
     distances = folds.distances()
+    if distances.shape[1] < _MIN_HELD_OUT:
+        return None, results | {"reason": "nearly all images are in one group"}
     units = _units_of(distances)
     fits = [_fit_classes(x, labels, float(unit)) for x, (unit,) in zip(used, units, strict=True)]
     found = replace(
@@ -301,6 +303,8 @@ class _Folds:
         tested = self.rows[self.fold_id == fold]
         kept = ~np.isin(self.group, self.group[tested]) & (self.labels != label)
         some = _thinned(np.flatnonzero(kept), _MAX_FITTED)
+        if not len(some):  # all groups are in the fold or have the class
+            return [], np.empty((len(self.features), 0))
         fits = [_fit_classes(x[some], self.labels[some]) for x in self.features]
         return fits, self.squares(fits, tested[self.labels[tested] != label])
 
@@ -326,7 +330,7 @@ class _Folds:
             known = np.concatenate([distances for _, distances in found], axis=1)
             if known.shape[1] < _MIN_HELD_OUT // 2:  # too few to estimate the limit
                 continue
-            unknown = np.concatenate([self.squares(fits, own) for fits, _ in found], axis=1)
+            unknown = np.concatenate([self.squares(fits, own) for fits, _ in found if fits], axis=1)
             units = _units_of(known)
             limit = limit_of(_combined(known / units))
             fractions.append(float((_combined(unknown / units) > limit).mean()))

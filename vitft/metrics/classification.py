@@ -51,6 +51,7 @@ from vitft.metrics.intervals import (
 from vitft.metrics.outputs import Outputs
 from vitft.metrics.results import (
     MAX_DENSE_CLASSES,
+    CalibrationBin,
     ClassMetrics,
     LabelMetrics,
     LabelResults,
@@ -255,11 +256,10 @@ def calibrated_metrics(
     The `logits` of each image are divided by the temperature fitted without that image.
     """
     scores, truth, divisor = logits.double().numpy(), labels.numpy(), temperature.held_out
-    before = bin_by_confidence(*confidence_and_correctness(scores, truth))
     metrics = probability_metrics(
         scores / (divisor if labels.ndim == 2 else divisor[:, None]),
         labels,
-        ece_before=calibration_error(before)[0],
+        ece_before=error_of_probabilities(scores, truth, groups)[1],
         temperature=temperature.value if isinstance(temperature.value, float) else None,
         note=temperature.note or None,
         groups=groups,
@@ -267,6 +267,17 @@ def calibrated_metrics(
     if metrics["calibration"] is not None:
         metrics["calibration"]["cross_validated"] = temperature.cross_validated
     return metrics
+
+
+def error_of_probabilities(
+    scores: Floats, truth: Ints, groups: Groups | None
+) -> tuple[list[CalibrationBin], float, Interval]:
+    """Return the bins, the calibration error and its interval of scores (n, C)."""
+    confidence, right = confidence_and_correctness(scores, truth)
+    bins, effect = bin_by_confidence(confidence, right), 1.0
+    if groups is not None:
+        effect = design_effect(right - confidence, np.repeat(groups, len(right) // len(groups)))
+    return bins, *calibration_error(bins, effect)
 
 
 def probability_metrics(
@@ -285,11 +296,7 @@ def probability_metrics(
     """
     truth = labels.numpy()
     loss = log_losses(scores, truth)
-    confidence, right = confidence_and_correctness(scores, truth)
-    bins, effect = bin_by_confidence(confidence, right), 1.0
-    if groups is not None:
-        effect = design_effect(right - confidence, np.repeat(groups, len(right) // len(groups)))
-    error, interval = calibration_error(bins, effect)
+    bins, error, interval = error_of_probabilities(scores, truth, groups)
     return {
         "loss": float(loss.mean()),
         "loss_interval": mean_interval(loss, groups),

@@ -14,6 +14,7 @@ from vitft.metrics.intervals import PRIOR_IMAGES, Floats, Groups, design_effect,
 LEVELS, _UNSURE = 2, 0.3  # levels of confidence; fraction of held-out images with the lower one
 _CHAINS, _SWEEPS, _FEWEST_SWEEPS, _BURN_IN = 20, 1000, 600, 0.2
 """Numbers of parallel chains and of draws of each, and the additional part that is not used."""
+_REJECTED = 0.025  # one-sided level of the test that a class is absent, or alone
 _MOST_DRAWN = 2 * 10**7  # elements of all matrices of confusion; many classes have fewer draws
 _PRIOR_LABELS = 5  # images with exact predictions, added where the weight of them is estimated
 _Numbers = np.ndarray[Any, np.dtype[np.floating[Any]]]
@@ -44,7 +45,9 @@ def adjusted_counts(predicted: Groups, confusion: Floats, effect: float = 1.0) -
 
     Gibbs sampling alternates between the true classes of the images and the class frequencies and
     rates of confusion, which have Dirichlet distributions. Each class has `PRIOR_IMAGES` additional
-    held-out images, which are predicted as the average image is, so no rate is certain.
+    held-out images, which are predicted as the average image is, so no rate is certain. These
+    distributions almost exclude that a class is absent. An interval therefore begins at 0, or ends
+    with all images, unless a test at 2.5% rejects this.
 
     Source: Ziegler & Czyz 2024, "Bayesian quantification with black-box estimators", Transactions
     on Machine Learning Research, https://arxiv.org/abs/2302.09159, without levels.
@@ -74,8 +77,29 @@ def adjusted_counts(predicted: Groups, confusion: Floats, effect: float = 1.0) -
     mean = drawn.mean(axis=0)
     low, high = mean + np.sqrt(effect) * (np.quantile(drawn, (0.025, 0.975), axis=0) - mean)
     low, high = np.floor(low.clip(0)).astype(int), np.ceil(high.clip(max=total)).astype(int)
+    absent, alone = _possible_extremes(rng, predicted.sum(axis=1), confusion, mean)
+    low, high = np.where(absent, 0, low), np.where(alone, total, high)
     columns = mean.tolist(), low.tolist(), high.tolist()
     return [ClassCount(*row) for row in zip(*columns, strict=True)]
+
+
+def _possible_extremes(
+    rng: np.random.Generator, shown: Groups, confusion: Floats, counts: Floats
+) -> tuple[Groups, Groups]:
+    """Return for each class (C,) whether no image, and whether every image, may belong to it.
+
+    `shown` (C,) counts the predictions, which mistakes in images of the other classes, in
+    proportion to `counts`, or mistakes in images of this class would have to explain.
+    """
+    classes, total = len(shown), int(shown.sum())
+    draws = max(100, min(1000, _MOST_DRAWN // classes**2))
+    rates = _dirichlet(rng, np.tile(_smoothed(confusion).sum(axis=2), (draws, 1, 1)))  # (R, C, C)
+    others = (counts + 1e-9) * (1 - np.eye(classes))
+    expected = np.einsum("kj,rjk->rk", total * others / others.sum(axis=1, keepdims=True), rates)
+    own = np.einsum("rkk->rk", rates)
+    absent = (rng.poisson(expected) >= shown).mean(axis=0) > _REJECTED
+    alone = (rng.binomial(total, 1 - own) >= total - shown).mean(axis=0) > _REJECTED
+    return absent, alone
 
 
 def powered_counts(

@@ -19,16 +19,11 @@ import torch
 
 from vitft.data.image_table import GROUP_COLUMN, JOINER, Images, membership
 from vitft.data.images import read_bytes
-from vitft.metrics.calibration import (
-    Ints,
-    bin_by_confidence,
-    calibration_error,
-    confidence_and_correctness,
-    softmax,
-)
+from vitft.metrics.calibration import Ints, softmax
 from vitft.metrics.classification import (
     accuracy_by,
     classification_metrics,
+    error_of_probabilities,
     probability_metrics,
     two_class_metrics,
 )
@@ -304,7 +299,7 @@ def evaluate(
     units = [row.group or known.units.get(row.sha256, "") for row in scored]
     groups = number_groups(units, range(len(scored)))
     predictions += [_LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
-    ece_before, temperature = _before_temperature(folder, scores, truth)
+    ece_before, temperature = _before_temperature(folder, scores, truth, groups)
     rows = [row.prediction for row in predictions]
     counts = {k: sum(note in row.notes for row in rows) for k, (note, _) in LEFT_OUT.items()}
     counts["validated"] = sum(row.split == "val" for row in scored)
@@ -424,7 +419,7 @@ def _nothing_left(data: Images, predictions: Sequence[_LabelledPrediction]) -> D
 
 
 def _before_temperature(
-    folder: Path, logits: Floats, labels: Ints
+    folder: Path, logits: Floats, labels: Ints, groups: Groups | None
 ) -> tuple[float | None, float | None]:
     """Return the calibration error before temperature scaling, and the run's only temperature."""
     kept = read_results(RunDir(folder).eval)
@@ -436,5 +431,4 @@ def _before_temperature(
         divisors = np.array([row.get("temperature", 1.0) for row in every])
     if divisors is None:
         return None, None
-    bins = bin_by_confidence(*confidence_and_correctness(logits * divisors, labels))
-    return calibration_error(bins)[0], temperature
+    return error_of_probabilities(logits * divisors, labels, groups)[1], temperature

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitft.data.duplicates import MAX_SEARCHED
 from vitft.data.fixes import is_leak, paths_settled_by
 from vitft.data.images import describe_counts
 from vitft.data.transforms import describe_view
@@ -111,6 +112,7 @@ def _run_page(run: Run) -> dict[str, object]:
         "thumbnails": thumbnails,
         "class_index": {name: i for i, name in enumerate(run.classes)},
         "several": run.several,
+        "searched": len(run.rows) <= MAX_SEARCHED,
         "num_mistakes": len(wrong),
         "mistakes": wrong[:_MAX_MISTAKES],
         "unfolded": _MAX_UNFOLDED,

@@ -16,7 +16,7 @@ from pathlib import Path
 from vitft.config.run import Config, read_run_config, to_toml
 from vitft.config.sections import DataSpec, layers_text
 from vitft.data.arrays import data_path
-from vitft.data.duplicates import KnownImages
+from vitft.data.duplicates import MAX_SEARCHED, KnownImages
 from vitft.data.fixes import apply_fixes
 from vitft.data.image_table import Images, Row
 from vitft.data.images import describe_counts, log_inspection, measure_grey_range, merge_inspections
@@ -74,7 +74,6 @@ log = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "weights.json"  # origin of the weights of a run that has not finished
 
-_MOST_FINGERPRINTS = 200_000  # images in memory, of 2 kB each
 _UNIT = 16
 """Number of consecutive files assigned to the same process. It is a multiple of the batch sizes on
 CPUs, so the batches, which can affect the last bits of features, do not depend on the number of
@@ -229,7 +228,7 @@ def extract_features(
         check_disk_space(extractor, view, len(folder.rows))
     fingerprints = None
     needed = config.data.group_duplicates or config.data.like
-    if needed or len(folder.rows) <= _MOST_FINGERPRINTS:
+    if needed or len(folder.rows) <= MAX_SEARCHED:
         fingerprints = Fingerprints(config.train.cache, pipeline.transform.grey_range)
     else:
         log.info("near-duplicates are not searched among so many images. vitft check finds them")

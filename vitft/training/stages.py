@@ -147,6 +147,11 @@ def _score(
     )
     if cross_validation is not None:
         results["cross_validation"] = cross_validation
+        if lacking := len(classes) - cross_validation["classes"]:
+            log.info(
+                f"cross-validation does not count {count(lacking, 'class', 'classes')}, whose "
+                "images are in one group or copies of each other"
+            )
     if solved.candidates:
         # Which blocks the head reads, and the scores that led to this choice
         weight, bias = solved.last
