@@ -213,3 +213,24 @@ def test_a_class_in_one_group_is_known_to_every_head_but_not_counted() -> None:
     assert rows.tolist() == [*range(40)]
     assert logits[:, 2].isfinite().all()
     assert {weak["class"] for weak in results["weak_spots"]} == {"a", "b"}
+
+
+def test_a_label_in_one_group_is_known_to_every_head_but_not_counted() -> None:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 8, generator=random)
+    y = torch.stack([x[:, 0] > 0, torch.arange(60) < 12], dim=1).float()
+    groups = torch.arange(60).clamp(min=11)  # the images with the second label are one group
+
+    scores = cross_validate(
+        x,
+        y,
+        Outputs.of("ab", several=True),
+        method=HeadMethod(l2=0.01, read=8),
+        balanced=False,
+        seed=0,
+        groups=groups,
+    )
+
+    assert scores is not None
+    assert scores[0]["images"] == 48
+    assert scores[1][0].tolist() == [*range(12, 60)]

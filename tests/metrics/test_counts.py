@@ -162,3 +162,12 @@ def test_predictions_and_a_complete_sample_make_the_interval_from_labels_shorter
     assert sum(one.images for one in counts) == pytest.approx(2000)
     of_labels = 2 * 1.96 * 2000 * math.sqrt(0.3 * 0.7 * (1 / sample - 1 / 2000))
     assert common.high - common.low < 0.48 * of_labels
+
+
+def test_a_class_may_be_absent_or_alone() -> None:
+    mistakes = 4 * np.eye(3) + 2 * (1 - np.eye(3))  # of 8 images, 4 are right
+    confusion = np.stack([0 * mistakes, 8 * mistakes], axis=2)
+
+    found = adjusted_counts(np.array([[0, 100], [0, 45], [0, 55]]), confusion)
+
+    assert (found[0].high, found[1].low, found[2].low) == (200, 0, 0)

@@ -216,6 +216,15 @@ def test_a_threshold_is_halfway_between_two_logits(has_label: list[int], thresho
     assert best_threshold(logits[::-1], np.array(has_label[::-1])) == threshold
 
 
+def test_a_rare_label_that_is_not_ranked_above_chance_is_not_assigned_to_all_images() -> None:
+    has_label = np.zeros(100, int)
+    has_label[[20, 60, 95]] = 1
+
+    assert best_threshold(np.linspace(-4, -6, 100), has_label) == 0
+    assert best_threshold(-np.linspace(-4, -6, 100), has_label) == 0
+    assert best_threshold(3.0 * has_label - 4, has_label) == -2.5
+
+
 def test_thresholds_of_validation_images_are_chosen_without_them() -> None:
     logits, truth = scored(40, 2)
 

@@ -150,10 +150,10 @@ _MAX_COMPARISONS = 32  # fine ones per image; a video frame may resemble a thous
 _PAIR_BATCH = 1024
 
 _Vectors = np.ndarray[Any, np.dtype[Any]]
-IndexPair = tuple[int, int]
+_IndexPair = tuple[int, int]
 
 
-def near_pairs(fingerprints: _Vectors) -> list[IndexPair]:
+def near_pairs(fingerprints: _Vectors) -> list[_IndexPair]:
     """Return the index pairs (i < j) of near-duplicate images, ignoring blank images.
 
     Among more than `MAX_ALL_PAIRS` images, a few percent of the pairs are missed (see `TABLES`).
@@ -162,7 +162,7 @@ def near_pairs(fingerprints: _Vectors) -> list[IndexPair]:
     known = fingerprints[usable]
     codes, small, tint = _hashes(known), _standard(known), _colour(known)
     compared = np.zeros(len(usable), np.int64)
-    found: list[IndexPair] = []
+    found: list[_IndexPair] = []
     search = candidates if len(codes) <= MAX_ALL_PAIRS else similar_codes
     for rows, columns in search(codes):
         similar = np.einsum("mi,mi->m", small[rows], small[columns]) >= _CORRELATION
@@ -319,7 +319,7 @@ def _unexplained_variance(first: _Vectors, second: _Vectors) -> _Vectors:
     return left.var(axis=(1, 2)) / np.maximum(1e-6, target.var(axis=(1, 2)))
 
 
-def group_names(digests: Sequence[str], pairs: Iterable[IndexPair]) -> dict[str, str]:
+def group_names(digests: Sequence[str], pairs: Iterable[_IndexPair]) -> dict[str, str]:
     """Map the digests of duplicates to the name of their group, which is its first digest."""
     root = list(range(len(digests)))
 

@@ -129,7 +129,7 @@ def translate(name: str) -> ViTConfig:
             reason = error.problem
     raise UsageError(
         f"vitft's own Vision Transformer does not support {name}: {reason}",
-        fix=f"let timm build and run the model with timm:{name}, or timm:{name}=FILE for a file",
+        fix=f"use timm:{name} to let timm build and run the model, with =FILE for your own weights",
     )
 
 

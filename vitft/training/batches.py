@@ -115,13 +115,6 @@ class Dataset:
         known = self.training_groups
         return number_names(known.get(row.sha256, row.sha256) for row in self.manifest.train)
 
-    def once(self, rows: Sequence[Row]) -> Tensor:
-        """Return which of `rows` (n,) count if near-duplicates count once."""
-        names = [self.copies.get(row.sha256, row.sha256) for row in rows]
-        found = torch.zeros(len(rows), dtype=torch.bool)
-        found[np.unique(names, return_index=True)[1]] = True
-        return found
-
     def units(self, rows: Sequence[Row]) -> Groups | None:
         """Return the numbers (n,) of the groups that intervals count instead of `rows`, or None."""
         return number_groups([row.unit for row in rows], (row.sha256 for row in rows))
@@ -190,14 +183,24 @@ def counted_places(
 ) -> tuple[NDArray[np.int64], int | None]:
     """Return the places of the validation images that count, and how many do not, as copies.
 
-    Of identical images, one counts. The number of copies of training images is None if all are, so
-    that all count.
+    Copies count once, and copies of training images do not count. The number is None if all are
+    such, so that they count.
     """
     new, places = are_new(manifest.val, manifest.train, copies), distinct_places(manifest.val)
-    if len(new) and not new.any():
+    if is_known := len(new) > 0 and not new.any():
         log.warning(ONLY_COPIES)
-        return places, None
-    return places[new[places]], int((~new).sum())
+    kept = places if is_known else places[new[places]]
+    rows = manifest.where(manifest.column("split") == "val").where(kept).rows
+    counted = kept[are_first(rows, copies)]
+    return counted, None if is_known else len(places) - len(counted)
+
+
+def are_first(rows: Sequence[Row], copies: Mapping[str, str]) -> NDArray[np.bool_]:
+    """Return which images (n,) are the first of their copies, given groups of near-duplicates."""
+    names = [copies.get(row.sha256, row.sha256) for row in rows]
+    found = np.zeros(len(rows), np.bool_)
+    found[np.unique(names, return_index=True)[1]] = True
+    return found
 
 
 def are_new(

@@ -40,7 +40,7 @@ from vitft.models.checkpoint import save_checkpoint
 from vitft.models.trainable import merge_adapters, write_adapter
 from vitft.system import console
 from vitft.system.files import writing
-from vitft.training.batches import Dataset, are_new
+from vitft.training.batches import Dataset, are_first, are_new
 from vitft.training.loop import predict_logits
 from vitft.training.record import Fitted, ScoredImages
 from vitft.training.stages import representative_scores
@@ -181,7 +181,8 @@ def _final_test(
         return {}
     test, known = data.manifest.test, (row for row in data.manifest.rows if row.split != "test")
     others = [*compress(test, are_new(test, known, data.copies))]
-    rows = distinct_rows(others)
+    every = distinct_rows(others)
+    rows = [*compress(every, are_first(every, data.copies))]
     if not rows:
         log.warning("the test images are not evaluated: all are copies of other images")
         return {}
@@ -192,7 +193,7 @@ def _final_test(
     measured = classification_metrics(logits, labels, outputs, groups=groups)
     single = temperature if isinstance(temperature, float) else None
     more = probability_metrics(scaled, labels, temperature=single, groups=groups)
-    left_out = len(test) - len(others)
+    left_out = len(test) - len(others) + len(every) - len(rows)
     found = {**measured, **more, "left_out": left_out, **data.known_to_weights(rows)}
     return {"test": cast("FinalTestResults", found)}
 

@@ -368,13 +368,13 @@ def open_run(out: Path, start: Start, runtime: Runtime) -> Iterator[rundir.RunDi
     with rundir.locked(run) if group.is_main else contextlib.nullcontext():
         try:
             if group.is_main:
+                run.write("config.toml", to_toml(config))
                 manifest.write(run.split)
                 names = dict(enumerate(manifest.outputs.classes))
                 run.write(run.class_indices.name, json.dumps(names, indent=4))  # as the reference
                 _write_for_resume(run, WEIGHTS_FILE, start.report.provenance)
                 if start.budget is not None:
                     _write_for_resume(run, _BUDGET_FILE, start.budget)
-                run.write("config.toml", to_toml(config))  # last: a folder without it is no run
             runtime.trackers.start(run, settings, resume=False)
             with freed_memory_kept(when=on_cpu):
                 yield run

@@ -44,6 +44,7 @@ from vitft.system.text import count, duration, percent
 from vitft.training.batches import (
     Dataset,
     StageInputs,
+    are_first,
     epoch_size,
     training_batches,
     training_views,
@@ -191,7 +192,7 @@ def _cross_validate_images(
         groups=data.group_ids(data.distinct),
         units=data.units(data.distinct),
         apart=apart if data.own_split else None,
-        once=data.once(data.distinct),
+        once=torch.from_numpy(are_first(data.distinct, data.copies)),
     )
     results, held_out = scores or (None, None)
     if not _stands_for_new_images(data, config):

@@ -113,6 +113,15 @@ def many_saved_again(folder: Path) -> None:
     saved_again(folder, each=60)
 
 
+def one_scene_each(folder: Path) -> None:
+    """Save one scene of each of two classes in 21 different sizes."""
+    scenes_folder(folder / "p", each=1)
+    for path in sorted((folder / "p").glob("*/0.jpg")):
+        for number in range(1, 21):
+            size = (100 + number, 75 + number)
+            Image.open(path).resize(size).save(path.with_name(f"{number}.jpg"), quality=80)
+
+
 def arrows(folder: Path) -> None:
     """Write 40 arrows to the left and the 40 mirror images, each in a colour of its own."""
     random = np.random.default_rng(0)
