@@ -197,15 +197,9 @@ def test_a_class_in_one_group_is_known_to_every_head_but_not_counted() -> None:
     groups = torch.tensor([*range(40), 40, 40, 40])
     x[40] = centres[0]  # as if it was an image of the first class
 
-    scores = cross_validate(
-        x,
-        y,
-        Outputs.of("abc"),
-        method=HeadMethod(l2=0.01, read=2),
-        balanced=False,
-        seed=0,
-        groups=groups,
-    )
+    method = HeadMethod(l2=0.01, read=2)
+    outputs = Outputs.of("abc")
+    scores = cross_validate(x, y, outputs, method=method, balanced=False, seed=0, groups=groups)
 
     assert scores is not None
     results, (rows, logits) = scores
@@ -221,15 +215,9 @@ def test_a_label_in_one_group_is_known_to_every_head_but_not_counted() -> None:
     y = torch.stack([x[:, 0] > 0, torch.arange(60) < 12], dim=1).float()
     groups = torch.arange(60).clamp(min=11)  # the images with the second label are one group
 
-    scores = cross_validate(
-        x,
-        y,
-        Outputs.of("ab", several=True),
-        method=HeadMethod(l2=0.01, read=8),
-        balanced=False,
-        seed=0,
-        groups=groups,
-    )
+    method = HeadMethod(l2=0.01, read=8)
+    outputs = Outputs.of("ab", several=True)
+    scores = cross_validate(x, y, outputs, method=method, balanced=False, seed=0, groups=groups)
 
     assert scores is not None
     assert scores[0]["images"] == 48

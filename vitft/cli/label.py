@@ -83,7 +83,7 @@ def _label_command(args: argparse.Namespace) -> int:
     train = TrainSpec(**given(args, "cache", "device"))
     with AnswerFile(table) as file, listen(args.host, args.port) as bound, Stopper() as stopper:
         pool = load_pool(folder, weights=weights, run=args.run, names=names, train=train)
-        session = Session(pool, file, prefix=prefix_in_table(root, table), classes=names)
+        session = Session(pool, file, prefix=_prefix_in_table(root, table), classes=names)
         for text in session.notes:
             output.note(text)
         key = secrets.token_urlsafe(16)
@@ -116,7 +116,7 @@ def _check_table(table: Path, root: Path, *, is_default: bool) -> None:
         )
 
 
-def prefix_in_table(root: Path, table: Path) -> str:
+def _prefix_in_table(root: Path, table: Path) -> str:
     """Return the prefix of the pictures' paths in the table: absolute unless below its folder."""
     home, place = Path(os.path.abspath(table)).parent, os.path.abspath(root)  # noqa: PTH100 - keeps links
     if place == str(home):

@@ -17,7 +17,6 @@ from tests.contract.built.runs import CLASSES, single
 from tests.contract.built.towers import tower
 from tests.support.serving import Client, Reply, command_serving, shown_by
 from vitft import load, zeroshot
-from vitft.cli.label import prefix_in_table
 from vitft.cli.main import main
 from vitft.config import TrainSpec
 from vitft.data import Images
@@ -109,22 +108,6 @@ def test_labels_survive_kill_9_and_train_a_classifier(
     with labelling(tmp_path, "pictures", "--run", "run", "--out", "more.csv") as (client, key, _):
         state = get(client, key, "state").json
         assert [one["name"] for one in state["classes"]] == ["blue", "green", "red"]
-
-
-@pytest.mark.parametrize(
-    ("folders", "expected"),
-    [
-        (("photos", "labels.csv"), "photos/"),
-        (("data/photos", "data/labels.csv"), "photos/"),
-        (("photos", "photos/labels.csv"), ""),
-        (("/photos", "out/labels.csv"), "/photos/"),
-        (("photos/../photos", "./labels.csv"), "photos/"),
-    ],
-)
-def test_paths_in_the_table_are_relative_to_it_where_possible(
-    folders: tuple[str, str], expected: str
-) -> None:
-    assert prefix_in_table(*map(Path, folders)) == expected
 
 
 def test_answers_belong_to_one_folder(
