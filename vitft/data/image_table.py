@@ -129,6 +129,7 @@ class Images:
     warnings: tuple[str, ...] = ()
     """Notes that need an action, such as class names that are probably one class."""
     notes: tuple[str, ...] = ()
+    reclassed: bool = False  # whether `data.classes` has changed the classes
     empty: Mapping[str, str] = field(default_factory=dict)
     """Mapping from the paths of class folders without images to lists of the files that they
     contain instead; allowed only if fixes explain them (see `data.fixes`)."""

@@ -641,6 +641,7 @@ def change_classes(images: Images, table: Path, *, evaluated: bool = False) -> I
         warnings=_warnings_on_names(changed.classes),
         empty={p: text for p, text in images.empty.items() if p.split("/")[-1] not in changes},
         notes=(*images.notes, note),
+        reclassed=True,
     )
 
 

@@ -177,7 +177,7 @@ class RunImages:
         if data.labels or self.config is None:
             return data
         spec, is_known = self.config.data, {*data.classes} <= {*known}
-        if Path(spec.classes).is_file():
+        if Path(spec.classes).is_file() and not data.reclassed:  # else, by a table of its own
             changed = change_classes(data, Path(spec.classes), evaluated=True)
             before, after = (
                 {(r.path, d.classes[r.label]) for r in d.rows} for d in (data, changed)
