@@ -138,7 +138,7 @@ differed by at most 4.4 levels, and 99.5% left at most 0.024 unexplained. Of 100
 different photos, 40 differed in at most 16 bits. Photos that only look similar left at least 0.07.
 """
 _HASH_TILE = 1024  # number of hashes in a tile. The hashes of two tiles are compared at a time.
-MAX_SEARCHED = 200_000  # images of a run among which near-duplicates are searched, with 2 kB each
+MAX_SEARCHED = 100_000  # images of a run among which near-duplicates are searched, in 1 GB
 MAX_ALL_PAIRS = 50_000
 """Maximum number of images for which all pairs of hashes are compared. For more images, only pairs
 that a table finds are compared (see `similar_codes`), so the time grows linearly."""

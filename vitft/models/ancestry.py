@@ -36,7 +36,8 @@ class WeightsImages:
 
     def count(self, rows: Sequence[Row]) -> int | None:
         """Return how many of these images trained the weights; None if this is not known."""
-        return sum(row.sha256 in self.digests for row in rows) or (None if self.unlisted else 0)
+        number = sum(row.sha256 in self.digests for row in rows) if self.digests else 0
+        return number or (None if self.unlisted else 0)
 
 
 def run_of_weights(weights: str) -> Path:

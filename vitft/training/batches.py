@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import draw_shifts, shift_and_flip
-from vitft.data.image_table import Images, Row, distinct_places, distinct_rows
+from vitft.data.image_table import Images, Row, distinct_places, distinct_rows, pack
 from vitft.data.images import decode_images, stack_batches
 from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views, eval_view
 from vitft.features.cut import Cut, run_prefix
@@ -197,18 +197,27 @@ def counted_places(
 
 def are_first(rows: Sequence[Row], copies: Mapping[str, str]) -> NDArray[np.bool_]:
     """Return which images (n,) are the first of their copies, given groups of near-duplicates."""
-    names = [copies.get(row.sha256, row.sha256) for row in rows]
     found = np.zeros(len(rows), np.bool_)
-    found[np.unique(names, return_index=True)[1]] = True
+    found[np.unique(_contents(rows, copies), return_index=True)[1]] = True
     return found
 
 
 def are_new(
-    rows: Sequence[Row], others: Iterable[Row], copies: Mapping[str, str]
+    rows: Sequence[Row], others: Sequence[Row], copies: Mapping[str, str]
 ) -> NDArray[np.bool_]:
     """Return which images (n,) are not copies of others, given groups of near-duplicates."""
-    known = {copies.get(row.sha256, row.sha256) for row in others}
-    return np.array([copies.get(row.sha256, row.sha256) not in known for row in rows], np.bool_)
+    return ~np.isin(_contents(rows, copies), _contents(others, copies))
+
+
+def _contents(rows: Sequence[Row], copies: Mapping[str, str]) -> NDArray[np.bytes_]:
+    """Return what copies have in common (n,): the digest of one of them."""
+    table = pack(rows)
+    digests: NDArray[np.bytes_] = table.columns["sha256"][table.places].view("S32").ravel()
+    if copies:
+        # Arrays of bytes drop zeros at the end
+        known = {bytes.fromhex(one).rstrip(b"\0"): bytes.fromhex(copies[one]) for one in copies}
+        digests = np.array([known.get(one, one) for one in digests.tolist()], "S32")
+    return digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,8 +179,8 @@ def _final_test(
     data = fitted.inputs.data
     if not data.manifest.test:
         return {}
-    test, known = data.manifest.test, (row for row in data.manifest.rows if row.split != "test")
-    others = [*compress(test, are_new(test, known, data.copies))]
+    test, known = data.manifest.test, data.manifest.where(data.manifest.column("split") != "test")
+    others = [*compress(test, are_new(test, known.rows, data.copies))]
     every = distinct_rows(others)
     rows = [*compress(every, are_first(every, data.copies))]
     if not rows:

@@ -333,7 +333,7 @@ def _log_duplicates(images: Images, duplicates: Mapping[str, str]) -> None:
 def _known_to_weights(config: Config, manifest: Images) -> WeightsImages:
     """Return the images that trained the initial weights or the teacher, and warn of them."""
     weights, teacher = images_of_start(asdict(config), manifest.outputs.classes)
-    held_out = [*manifest.val, *manifest.test]
+    held_out = manifest.where(manifest.column("split") != "train").rows
     for kind, name, seen in (
         ("weights", config.weights.name, weights),
         ("teacher", config.train.teacher, teacher),
